@@ -1,0 +1,55 @@
+//! The trait that the ingester sees.
+
+use async_trait::async_trait;
+use cairn_core::{BlockRef, ChainId, Height, HeightRange, LinkedRef, RawBlock};
+
+use crate::Result;
+
+/// What a source says of its tip, all from about one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// The newest block.
+    pub latest: LinkedRef,
+    /// The `safe` block, where the chain has one.
+    pub safe: Option<BlockRef>,
+    /// The finalised block by the source's finality policy (tag, depth, or the more careful of both); `None`: not known now.
+    pub finalized: Option<BlockRef>,
+}
+
+/// A chain that can be asked for blocks.
+///
+/// Absence is `None` or a shorter answer and means "not yet here", never "empty": a node behind a load balancer may
+/// not know a block that another one announced. Answers may come from different forks at different moments; the
+/// ingester judges linkage.
+#[async_trait]
+pub trait ChainSource: Send + Sync {
+    /// The chain that it serves.
+    async fn chain_id(&self) -> Result<ChainId>;
+
+    /// Its tip as it sees it now.
+    async fn heads(&self) -> Result<Heads>;
+
+    /// The header of the block that it holds canonical at `height`, checked against its own hash where the chain allows it.
+    async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>>;
+
+    /// Whole blocks of `range` from its start, in order, each linked to the one before; as many as are there. Shorter than asked, or empty:
+    /// the rest is not here yet (or the answers did not link). May return fewer to stay within its own limits, but at least one
+    /// where the first one is there.
+    async fn blocks(&self, range: HeightRange) -> Result<Vec<RawBlock>>;
+
+    /// How many heights it likes to be asked for in one call of [`ChainSource::blocks`]; may change as it learns.
+    fn preferred_heights(&self) -> u64 {
+        1
+    }
+
+    /// Waits until the source thinks that there may be a new head, at most for `at_most_ms`. A hint only: returning early or late is
+    /// never wrong.
+    async fn wait_for_head(&self, at_most_ms: u64) {
+        tokio::time::sleep(std::time::Duration::from_millis(at_most_ms)).await;
+    }
+
+    /// What bounds it now, for people: "endpoint http://…: 8 of 8 requests in flight".
+    fn bound_by(&self) -> String {
+        String::new()
+    }
+}

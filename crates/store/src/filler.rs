@@ -1,0 +1,74 @@
+//! Several ranges at once, ahead of the head: leases, fills, and the advance that joins them.
+//!
+//! A raw lease covers `[from, to)`. Its holder fills it in order, chunk by chunk: each commit moves `done_to` and `last_id`
+//! together with the rows. Nothing of it can be read until [`RawFiller::advance`] moves the head over it, and that only
+//! where the lease's first block links to the tip (law 3). Ranges lie at or below the finalised height, so no reorg
+//! reaches them.
+
+use async_trait::async_trait;
+use cairn_core::{BlockId, Fence, Height, HeightRange, RawBlock};
+
+use crate::{HeadRow, Result};
+
+/// The state of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RawLeaseState {
+    /// Somebody works on it until it expires.
+    Active,
+    /// Filled whole.
+    Completed,
+    /// Given back or expired; the next claim takes it first.
+    Failed,
+}
+
+/// A range of raw work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawLease {
+    /// The heights.
+    pub range: HeightRange,
+    /// Whether it is worked on.
+    pub state: RawLeaseState,
+    /// Who works on it.
+    pub owner: String,
+    /// From one counter per store; grows at each claim.
+    pub fence: Fence,
+    /// When it expires, by the store's clock, in milliseconds since 1970.
+    pub expires_at_ms: u64,
+    /// How often it ended badly without moving.
+    pub attempt: u32,
+    /// The next height to fill: everything before it, from `range.start()`, is stored.
+    pub done_to: Height,
+    /// The id of the block before `done_to`; `None` before the first fill.
+    pub last_id: Option<BlockId>,
+    /// The parent of the lease's first block; `None` before the first fill.
+    pub first_parent: Option<BlockId>,
+}
+
+/// Filling ahead of the head.
+#[async_trait]
+pub trait RawFiller: Send + Sync {
+    /// Claims work for `owner` until `ttl_ms` from now by the store's clock (`now()` is the store's: law 5): a failed or
+    /// expired lease first, lowest first; else a new range that begins where the last one ends (or above the tip), ends at the
+    /// next multiple of `range_heights`, and not above `stop_exclusive` nor the finalised height. `None`: nothing to do.
+    async fn claim_range(
+        &self,
+        owner: &str,
+        ttl_ms: u64,
+        range_heights: u64,
+        stop_exclusive: Height,
+    ) -> Result<Option<RawLease>>;
+
+    /// Writes the next blocks of a lease, at `done_to`, linked, under the lease's fence, and renews it for `ttl_ms`. The same
+    /// blocks again are a no-op; other bytes under a stored height are [`crate::StoreError::Conflict`]. Completes the
+    /// lease with its last block.
+    async fn fill(&self, lease: &RawLease, blocks: Vec<RawBlock>, ttl_ms: u64) -> Result<RawLease>;
+
+    /// Gives a lease back before it is complete; `bad_end` counts an attempt where `done_to` has not moved since the claim.
+    async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()>;
+
+    /// Moves the head over filled heights as far as they join: to `done_to` and `last_id` of the lease whose `first_parent` is
+    /// the tip, and on. Deletes leases that it passed whole. A seam that doesn't link stops it with
+    /// [`crate::StoreError::DoesNotLink`] after moving as far as it could, and the range above the seam is given
+    /// up to be fetched again: its rows are deleted.
+    async fn advance(&self, fence: Fence) -> Result<HeadRow>;
+}

@@ -1,0 +1,33 @@
+//! Storage as cairn sees it: small traits cut by what a caller needs, the in-memory reference that defines what they
+//! mean, and one conformance suite that every backend runs whole (law 10).
+//!
+//! * [`RawReader`] and [`RawSnapshot`]: reading, always bounded by the head row of one snapshot.
+//! * [`RawWriter`]: the ingester's verbs on the tip: append, finalize, rollback, purge.
+//! * [`RawFiller`]: work ahead of the head, under leases and fences.
+//! * [`RawMaintenance`]: bounded background work (merging index runs).
+//! * [`RawDump`]: the canonical dump by which two stores are compared.
+//!
+//! Ordering, atomicity: each verb of a writer is one transaction. Whatever it changes becomes visible at once, with
+//! the head row, or not at all. Readers never wait for writers.
+
+mod dump;
+mod error;
+mod filler;
+mod head;
+pub mod memory;
+mod reader;
+mod reorg;
+pub mod runs;
+pub mod suite;
+mod writer;
+
+pub use dump::{Dump, RawDump};
+pub use error::StoreError;
+pub use filler::{RawFiller, RawLease, RawLeaseState};
+pub use head::{Checkpoint, HeadRow, PendingPurge, RAW_INGESTER, ReorgMark, StoreInfo};
+pub use reader::{LogQuery, RawReader, RawSnapshot, StoreSizes, TxPlace};
+pub use reorg::{OrphanRef, ReorgEntry};
+pub use writer::{AppendBatch, Maintained, PurgeProgress, RawMaintenance, RawWriter, Rollback};
+
+/// The result of a store's verb.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;

@@ -1,0 +1,93 @@
+//! Reading: one snapshot per question, bounded by the head row in it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cairn_core::{BlockId, Height, HeightRange, IndexKey, LinkedRef, Parts, StoredBlock, TxId};
+
+use crate::{Checkpoint, HeadRow, RawLease, ReorgEntry, Result};
+
+/// Where a transaction stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TxPlace {
+    /// Its block's height.
+    pub height: Height,
+    /// Its index in the block.
+    pub index: u32,
+}
+
+/// Which blocks may hold logs of interest: for each group one of its terms has to be in the block.
+///
+/// No groups: every block with a log. A group without terms matches nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogQuery {
+    /// Groups joined by AND; the terms of a group joined by OR.
+    pub groups: Vec<Vec<IndexKey>>,
+}
+
+/// What a store takes, for people: table or part name, rows, bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StoreSizes {
+    /// Bytes of all files together.
+    pub total_bytes: u64,
+    /// `(part, rows, stored bytes)`, largest first.
+    pub parts: Vec<(String, u64, u64)>,
+}
+
+/// Opens snapshots.
+#[async_trait]
+pub trait RawReader: Send + Sync {
+    /// A consistent view of the store as it is now. It stays as it is while it is held, whatever is written meanwhile.
+    ///
+    /// Hold it for one request only: a backend may end it after two seconds, and then answers [`crate::StoreError::Busy`].
+    async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>>;
+}
+
+/// A consistent view. Nothing above its head's tip, and nothing that a reorg took away, can be seen in it,
+/// except through [`RawSnapshot::orphan`].
+#[async_trait]
+pub trait RawSnapshot: Send + Sync {
+    /// The head row.
+    fn head(&self) -> &HeadRow;
+
+    /// The canonical block at `height` with the parts asked for. `None` outside [`HeadRow::range`].
+    async fn block(&self, height: Height, parts: Parts) -> Result<Option<StoredBlock>>;
+
+    /// The blocks of `range` that are stored, in order, until `max_bytes` of decompressed parts are read; at least one
+    /// where there is one. The caller goes on after the last one it got.
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>>;
+
+    /// The blocks at `heights` (ascending, without repeats), under the same byte limit; an absent one is an error.
+    async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>>;
+
+    /// Height, id and parent's id of the canonical block at `height`.
+    async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>>;
+
+    /// The height of the canonical block with this id.
+    async fn find_block(&self, id: BlockId) -> Result<Option<Height>>;
+
+    /// The canonical place of a transaction; the first one where an id stands at several.
+    async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>>;
+
+    /// Up to `limit` heights in `range` (and within the head's range), ascending, whose blocks may hold matching logs:
+    /// no block that has a match is left out; a block without one may be among them.
+    async fn log_candidates(&self, range: HeightRange, query: &LogQuery, limit: usize) -> Result<Vec<Height>>;
+
+    /// Up to `limit` entries of the reorg log with an id above `after_id`, ascending.
+    async fn reorgs(&self, after_id: u64, limit: usize) -> Result<Vec<ReorgEntry>>;
+
+    /// A block that a reorg took away, whether its rows have been moved already or not. `None` once it was pruned.
+    async fn orphan(&self, reorg_id: u64, id: BlockId, parts: Parts) -> Result<Option<StoredBlock>>;
+
+    /// Every checkpoint, by service name.
+    async fn checkpoints(&self) -> Result<Vec<Checkpoint>>;
+
+    /// The raw leases, by first height.
+    async fn raw_leases(&self) -> Result<Vec<RawLease>>;
+
+    /// What the store takes. May walk tables: for people, not for requests.
+    async fn sizes(&self) -> Result<StoreSizes>;
+
+    /// Every index entry with a height in `range`, ascending, as `(kind, key, height, tx index or 0)`; for audits only.
+    async fn index_entries(&self, range: HeightRange) -> Result<Vec<(crate::runs::RunKind, IndexKey, Height, u32)>>;
+}
