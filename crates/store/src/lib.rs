@@ -25,7 +25,7 @@ pub use dump::{Dump, RawDump};
 pub use error::StoreError;
 pub use filler::{RawFiller, RawLease, RawLeaseState};
 pub use head::{Checkpoint, HeadRow, PendingPurge, RAW_INGESTER, ReorgMark, StoreInfo};
-pub use reader::{LogQuery, RawReader, RawSnapshot, StoreSizes, TxPlace};
+pub use reader::{IndexFingerprint, LogQuery, RawReader, RawSnapshot, StoreSizes, TxPlace};
 pub use reorg::{OrphanRef, ReorgEntry};
 pub use writer::{AppendBatch, Maintained, PurgeProgress, RawMaintenance, RawWriter, Rollback};
 
