@@ -6,7 +6,9 @@ use cairn_core::{BlockId, BlockRef, ChainId, ErrorKind, Fence, Height, HeightRan
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// Somebody acquired the head, or the lease, after this caller did.
-    #[error("fence {held} is no longer in force: {what} was taken over under fence {current}; stop this process or restart it")]
+    #[error(
+        "fence {held} is no longer in force: {what} was taken over under fence {current}; stop this process or restart it"
+    )]
     Fenced {
         /// What the fence guards.
         what: String,
@@ -26,7 +28,9 @@ pub enum StoreError {
         expected: BlockRef,
     },
     /// Rows above a rollback's common block have not been moved away yet.
-    #[error("reorg {reorg_id} is still being purged above height {common}: finish the purge before appending")]
+    #[error(
+        "reorg {reorg_id} is still being purged above height {common}: finish the purge before appending"
+    )]
     PurgePending {
         /// The reorg log's entry.
         reorg_id: u64,
@@ -70,7 +74,9 @@ pub enum StoreError {
         asked: BlockRef,
     },
     /// The store belongs to another chain.
-    #[error("this store holds chain {stored}, the source serves chain {offered}; use another data directory or another node")]
+    #[error(
+        "this store holds chain {stored}, the source serves chain {offered}; use another data directory or another node"
+    )]
     WrongChain {
         /// The store's.
         stored: ChainId,
@@ -78,7 +84,9 @@ pub enum StoreError {
         offered: ChainId,
     },
     /// A schema that this binary doesn't know.
-    #[error("the store's schema is version {found}; this program knows versions up to {known}. Use a newer cairn, or another data directory")]
+    #[error(
+        "the store's schema is version {found}; this program knows versions up to {known}. Use a newer cairn, or another data directory"
+    )]
     UnknownSchema {
         /// The store's version.
         found: u32,
@@ -86,7 +94,9 @@ pub enum StoreError {
         known: u32,
     },
     /// Another process holds the store for writing.
-    #[error("{what} is held by another process; stop it, or use another data directory (reading works meanwhile: `cairn serve`)")]
+    #[error(
+        "{what} is held by another process; stop it, or use another data directory (reading works meanwhile: `cairn serve`)"
+    )]
     Locked {
         /// The path of the lock.
         what: String,
@@ -101,7 +111,9 @@ pub enum StoreError {
         missing: HeightRange,
     },
     /// What is stored contradicts itself.
-    #[error("the store is damaged at {place}: {what}. Run `cairn verify`, restore that range, or rebuild the store")]
+    #[error(
+        "the store is damaged at {place}: {what}. Run `cairn verify`, restore that range, or rebuild the store"
+    )]
     Corrupt {
         /// Height, table or key.
         place: String,
@@ -123,7 +135,9 @@ impl StoreError {
             StoreError::Fenced { .. } => ErrorKind::Fenced,
             StoreError::PurgePending { .. } => ErrorKind::Wait,
             StoreError::Busy(_) => ErrorKind::Retry,
-            StoreError::DoesNotLink { .. } | StoreError::Invalid(_) | StoreError::Missing { .. } => ErrorKind::GiveUp,
+            StoreError::DoesNotLink { .. } | StoreError::Invalid(_) | StoreError::Missing { .. } => {
+                ErrorKind::GiveUp
+            }
             StoreError::Conflict { .. }
             | StoreError::TooDeep { .. }
             | StoreError::BelowFinality { .. }

@@ -10,6 +10,7 @@
 //! Ordering, atomicity: each verb of a writer is one transaction. Whatever it changes becomes visible at once, with
 //! the head row, or not at all. Readers never wait for writers.
 
+mod check;
 mod dump;
 mod error;
 mod filler;
@@ -21,7 +22,8 @@ pub mod runs;
 pub mod suite;
 mod writer;
 
-pub use dump::{Dump, RawDump};
+pub use check::{MAX_SENDER_BYTES, check_batch};
+pub use dump::{Dump, DumpBuilder, RawDump};
 pub use error::StoreError;
 pub use filler::{RawFiller, RawLease, RawLeaseState};
 pub use head::{Checkpoint, HeadRow, PendingPurge, RAW_INGESTER, ReorgMark, StoreInfo};

@@ -71,7 +71,8 @@ pub trait RawSnapshot: Send + Sync {
 
     /// Up to `limit` heights in `range` (and within the head's range), ascending, whose blocks may hold matching logs:
     /// no block that has a match is left out; a block without one may be among them.
-    async fn log_candidates(&self, range: HeightRange, query: &LogQuery, limit: usize) -> Result<Vec<Height>>;
+    async fn log_candidates(&self, range: HeightRange, query: &LogQuery, limit: usize)
+    -> Result<Vec<Height>>;
 
     /// Up to `limit` entries of the reorg log with an id above `after_id`, ascending.
     async fn reorgs(&self, after_id: u64, limit: usize) -> Result<Vec<ReorgEntry>>;

@@ -59,7 +59,13 @@ impl ReorgEntry {
     }
 }
 
-fn digest(id: u64, previous: &[u8; 32], uuid: &[u8; 16], common: &BlockRef, orphans: &[OrphanRef]) -> [u8; 32] {
+fn digest(
+    id: u64,
+    previous: &[u8; 32],
+    uuid: &[u8; 16],
+    common: &BlockRef,
+    orphans: &[OrphanRef],
+) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(previous);
     hash.update(id.to_be_bytes());

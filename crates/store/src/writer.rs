@@ -63,7 +63,12 @@ pub trait RawWriter: Send + Sync {
 
     /// Moves the finalised and safe marks. `finalized` not above the stored one is ignored; at or below the tip it must be the
     /// stored block's id, else [`crate::StoreError::BelowFinality`]. A `safe` that is not the stored block is ignored.
-    async fn finalize(&self, fence: Fence, finalized: Option<BlockRef>, safe: Option<BlockRef>) -> Result<HeadRow>;
+    async fn finalize(
+        &self,
+        fence: Fence,
+        finalized: Option<BlockRef>,
+        safe: Option<BlockRef>,
+    ) -> Result<HeadRow>;
 
     /// Appends an entry to the reorg log and lowers the head to `common`, durably, in one transaction. The rows above it
     /// stay until purged, and no read can see them. [`crate::StoreError::TooDeep`] and
