@@ -3,7 +3,15 @@
 //! A raw lease covers `[from, to)`. Its holder fills it in order, chunk by chunk: each commit moves `done_to` and `last_id`
 //! together with the rows. Nothing of it can be read until [`RawFiller::advance`] moves the head over it, and that only
 //! where the lease's first block links to the tip (law 3). Ranges lie at or below the finalised height, so no reorg
-//! reaches them.
+//! reaches them. Each verb is one transaction.
+//!
+//! `attempt` counts consecutive bad ends without movement of `done_to`, once each, whoever notices: [`RawFiller::release`] with `bad_end`, or the
+//! claim that finds the lease expired, adds one where `done_to` has not moved since the lease was claimed; a fill that moves it
+//! sets it to 0. A broken seam adds one too.
+//!
+//! Fences decide alone: an expired lease that nobody claimed again may still be filled by its holder, which renews it. A
+//! lease that is given back or given up takes a new fence, so that its holder can't go on; a fence that isn't the lease's, or a
+//! lease that is gone, is [`crate::StoreError::Fenced`].
 
 use async_trait::async_trait;
 use cairn_core::{BlockId, Fence, Height, HeightRange, RawBlock};
@@ -50,6 +58,10 @@ pub trait RawFiller: Send + Sync {
     /// Claims work for `owner` until `ttl_ms` from now by the store's clock (`now()` is the store's: law 5): a failed or
     /// expired lease first, lowest first; else a new range that begins where the last one ends (or above the tip), ends at the
     /// next multiple of `range_heights`, and not above `stop_exclusive` nor the finalised height. `None`: nothing to do.
+    ///
+    /// A lease that begins at or above `stop_exclusive` is left alone; one that begins below it is claimed whole. There are
+    /// no new ranges before the first block, before a finalised mark, and while a purge is pending. `range_heights` of 0 is
+    /// [`crate::StoreError::Invalid`]. A lease expires when `expires_at_ms` is not above the clock's time.
     async fn claim_range(
         &self,
         owner: &str,
@@ -61,14 +73,23 @@ pub trait RawFiller: Send + Sync {
     /// Writes the next blocks of a lease, at `done_to`, linked, under the lease's fence, and renews it for `ttl_ms`. The same
     /// blocks again are a no-op; other bytes under a stored height are [`crate::StoreError::Conflict`]. Completes the
     /// lease with its last block.
+    ///
+    /// The batch lies wholly below `done_to` (again) or begins at it; anything else, and blocks outside the range, are
+    /// [`crate::StoreError::Invalid`]. A block that doesn't follow `last_id` is [`crate::StoreError::DoesNotLink`]; the parent
+    /// of the lease's first block is recorded and judged by [`RawFiller::advance`]. A block at the finalised height with
+    /// another id is [`crate::StoreError::BelowFinality`]. What counts of `lease` are its range and fence.
     async fn fill(&self, lease: &RawLease, blocks: Vec<RawBlock>, ttl_ms: u64) -> Result<RawLease>;
 
     /// Gives a lease back before it is complete; `bad_end` counts an attempt where `done_to` has not moved since the claim.
+    /// A completed lease stays completed.
     async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()>;
 
     /// Moves the head over filled heights as far as they join: to `done_to` and `last_id` of the lease whose `first_parent` is
     /// the tip, and on. Deletes leases that it passed whole. A seam that doesn't link stops it with
     /// [`crate::StoreError::DoesNotLink`] after moving as far as it could, and the range above the seam is given
-    /// up to be fetched again: its rows are deleted.
+    /// up to be fetched again: its rows are deleted, and its lease is failed, empty, under a new fence.
+    ///
+    /// A lease into which appends have moved the tip is joined already and only followed. Nothing moves before the first block;
+    /// a pending purge is [`crate::StoreError::PurgePending`].
     async fn advance(&self, fence: Fence) -> Result<HeadRow>;
 }

@@ -40,6 +40,7 @@ pub trait RawReader: Send + Sync {
     /// A consistent view of the store as it is now. It stays as it is while it is held, whatever is written meanwhile.
     ///
     /// Hold it for one request only: a backend may end it after two seconds, and then answers [`crate::StoreError::Busy`].
+    /// A store that was not initialised is [`crate::StoreError::Invalid`].
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>>;
 }
 
@@ -54,10 +55,12 @@ pub trait RawSnapshot: Send + Sync {
     async fn block(&self, height: Height, parts: Parts) -> Result<Option<StoredBlock>>;
 
     /// The blocks of `range` that are stored, in order, until `max_bytes` of decompressed parts are read; at least one
-    /// where there is one. The caller goes on after the last one it got.
+    /// where there is one. Ends with the block whose parts make the sum reach `max_bytes`, so it passes the limit by less than one
+    /// block; transactions' facts aren't counted. The caller goes on after the last one it got.
     async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>>;
 
-    /// The blocks at `heights` (ascending, without repeats), under the same byte limit; an absent one is an error.
+    /// The blocks at `heights` (ascending, without repeats, else [`crate::StoreError::Invalid`]), under the same byte limit; an
+    /// absent one, wherever it stands in the list, is [`crate::StoreError::Missing`].
     async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>>;
 
     /// Height, id and parent's id of the canonical block at `height`.
@@ -70,7 +73,7 @@ pub trait RawSnapshot: Send + Sync {
     async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>>;
 
     /// Up to `limit` heights in `range` (and within the head's range), ascending, whose blocks may hold matching logs:
-    /// no block that has a match is left out; a block without one may be among them.
+    /// no block that has a match is left out; a block without one may be among them. Fewer than `limit`: there are no more.
     async fn log_candidates(&self, range: HeightRange, query: &LogQuery, limit: usize)
     -> Result<Vec<Height>>;
 
@@ -80,10 +83,10 @@ pub trait RawSnapshot: Send + Sync {
     /// A block that a reorg took away, whether its rows have been moved already or not. `None` once it was pruned.
     async fn orphan(&self, reorg_id: u64, id: BlockId, parts: Parts) -> Result<Option<StoredBlock>>;
 
-    /// Every checkpoint, by service name.
+    /// Every checkpoint, by service name. That of [`crate::RAW_INGESTER`] is the tip; there is none before the first block.
     async fn checkpoints(&self) -> Result<Vec<Checkpoint>>;
 
-    /// The raw leases, by first height.
+    /// The raw leases, by first height: those that the head has not passed whole.
     async fn raw_leases(&self) -> Result<Vec<RawLease>>;
 
     /// What the store takes. May walk tables: for people, not for requests.

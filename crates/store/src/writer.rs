@@ -1,4 +1,9 @@
 //! The ingester's verbs. Each is one transaction, and each demands the head's fence.
+//!
+//! A verb that fails changes nothing. Every verb but `init` answers [`crate::StoreError::Invalid`] on a store that was not
+//! initialised. Then the fence is checked, before anything else: one that is not the one in force, older or newer, is
+//! [`crate::StoreError::Fenced`]. Then what was asked for by itself ([`crate::check_batch`]), then a pending purge, then the rows.
+//! Fences of the head and of raw leases come from one counter per store; the first one is 1.
 
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Fence, RawBlock};
@@ -57,12 +62,21 @@ pub trait RawWriter: Send + Sync {
 
     /// Appends at the tip. Demands the fence, no pending purge, and that the first block's parent is the tip; the first
     /// batch of an empty store is its anchor and needs no parent. A batch whose last block already is the tip succeeds
-    /// unchanged (an answer that was lost). Where the finalised block lies at or below the new tip its id must be that of
-    /// the block there, else [`crate::StoreError::BelowFinality`].
+    /// unchanged (an answer that was lost), its marks included, if all its blocks are stored byte for byte; else it is
+    /// [`crate::StoreError::Conflict`]. Where the finalised block, the stored one or the batch's newer one, lies between the first
+    /// height and the new tip its id must be that of the block there, else [`crate::StoreError::BelowFinality`] (`finalized` in it
+    /// is the mark, `asked` the block).
+    ///
+    /// A first block at a stored height with another id than stored is [`crate::StoreError::Conflict`]; any other that doesn't
+    /// follow the tip is [`crate::StoreError::DoesNotLink`]. Heights that a raw lease has already filled may be appended if the
+    /// bytes are the same, else [`crate::StoreError::Conflict`]; the lease stays until [`crate::RawFiller::advance`] passes it.
+    /// `safe` is taken as [`RawWriter::finalize`] takes it.
     async fn append(&self, fence: Fence, batch: AppendBatch) -> Result<HeadRow>;
 
     /// Moves the finalised and safe marks. `finalized` not above the stored one is ignored; at or below the tip it must be the
-    /// stored block's id, else [`crate::StoreError::BelowFinality`]. A `safe` that is not the stored block is ignored.
+    /// stored block's id, else [`crate::StoreError::BelowFinality`]; below the first stored height, and above the tip, it is taken
+    /// as it comes. A `safe` that is not a stored block at or below the tip is ignored, and the old one stays; so it does with `None`.
+    /// Allowed before the first block and while a purge is pending.
     async fn finalize(
         &self,
         fence: Fence,
@@ -73,14 +87,21 @@ pub trait RawWriter: Send + Sync {
     /// Appends an entry to the reorg log and lowers the head to `common`, durably, in one transaction. The rows above it
     /// stay until purged, and no read can see them. [`crate::StoreError::TooDeep`] and
     /// [`crate::StoreError::BelowFinality`] change nothing. If the tip already is `common` by the newest entry (an answer
-    /// that was lost), that entry is returned.
+    /// that was lost), that entry is returned, whether its purge is done or not.
+    ///
+    /// Checked in this order: the lost answer; [`crate::StoreError::PurgePending`]; a common block that is not below the tip
+    /// ([`crate::StoreError::Invalid`]); finality (`common` at the finalised height is allowed); depth (tip less `common`; equal to the
+    /// limit is allowed); a common block that is not stored as such ([`crate::StoreError::Invalid`]). A `safe` mark above `common`
+    /// is lowered to it.
     async fn rollback(&self, fence: Fence, rollback: Rollback) -> Result<ReorgEntry>;
 
-    /// Moves at most `max_blocks` of the pending purge's blocks into the orphan tables and their index entries away.
+    /// Moves at most `max_blocks` (0 is [`crate::StoreError::Invalid`]) of the pending purge's blocks into the orphan tables
+    /// and their index entries away, keyed by block, so that a transaction that also stands elsewhere is still found. The step
+    /// that moves the last one clears the pending purge and answers `Done`.
     async fn purge_step(&self, fence: Fence, max_blocks: u64) -> Result<PurgeProgress>;
 
     /// Deletes orphans of entries whose first orphan lies more than `keep_heights` below the tip; the log's entries stay.
-    /// Bounded: at most `max_blocks` at a call. Returns how many blocks were deleted.
+    /// Oldest entries first, lowest first. Bounded: at most `max_blocks` at a call. Returns how many blocks were deleted.
     async fn prune_orphans(&self, fence: Fence, keep_heights: u64, max_blocks: u64) -> Result<u64>;
 }
 
