@@ -1,0 +1,218 @@
+//! Receipts: the stored form, and the consensus form made from it.
+//!
+//! Stored: an RLP list with one list per receipt, `[type, outcome, cumulative gas, logs, rest…]`. The outcome is the status (0 or 1), the
+//! 32 bytes of a state root (before Byzantium), or an empty list where the node said neither. `logs` is consensus RLP. `rest` are
+//! items after the logs that some chains add to a type of theirs. The bloom is not stored: it is derived from the logs.
+
+use alloy_primitives::{Bloom, BloomInput};
+use alloy_rlp::{Decodable, Encodable, Error, Result};
+
+use crate::rlp::{self, Item, Items};
+
+/// The most topics that a log can have: the EVM has LOG0 to LOG4.
+pub(crate) const MAX_TOPICS: usize = 4;
+
+/// How a receipt says that its transaction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome<'a> {
+    /// EIP-658: success or not.
+    Status(bool),
+    /// The state root after the transaction.
+    Root(&'a [u8; 32]),
+    /// The node gave neither.
+    Unknown,
+}
+
+impl<'a> Outcome<'a> {
+    fn decode(item: Item<'a>) -> Result<Self> {
+        if item.list {
+            return if item.payload.is_empty() { Ok(Outcome::Unknown) } else { Err(Error::UnexpectedList) };
+        }
+        match item.payload {
+            [] => Ok(Outcome::Status(false)),
+            [1] => Ok(Outcome::Status(true)),
+            root => match root.try_into() {
+                Ok(root) => Ok(Outcome::Root(root)),
+                Err(_) => Err(Error::Custom("a receipt's status is 0, 1 or a state root of 32 bytes")),
+            },
+        }
+    }
+
+    /// As RLP. An unknown outcome is an empty list, which no consensus encoding has.
+    fn encode(self, out: &mut Vec<u8>) {
+        match self {
+            Outcome::Status(ok) => ok.encode(out),
+            Outcome::Root(root) => root.encode(out),
+            Outcome::Unknown => rlp::list_header(0, out),
+        }
+    }
+
+    pub fn status(self) -> cairn_core::TxStatus {
+        match self {
+            Outcome::Status(true) => cairn_core::TxStatus::Ok,
+            Outcome::Status(false) => cairn_core::TxStatus::Failed,
+            Outcome::Root(_) | Outcome::Unknown => cairn_core::TxStatus::Unknown,
+        }
+    }
+}
+
+/// A receipt, borrowed from its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Receipt<'a> {
+    /// The EIP-2718 type; 0 for a legacy transaction.
+    pub ty: u8,
+    pub outcome: Outcome<'a>,
+    pub cumulative_gas: u64,
+    /// The list of logs with its header.
+    pub logs_raw: &'a [u8],
+    /// The list's payload.
+    logs: &'a [u8],
+    /// RLP items after the logs.
+    pub rest: &'a [u8],
+}
+
+impl<'a> Receipt<'a> {
+    /// From the stored form. The logs are only delimited, not decoded.
+    fn decode_stored(item: Item<'a>) -> Result<Self> {
+        let mut items = item.items()?;
+        let mut ty = items.required()?.raw;
+        let ty = u8::decode(&mut ty)?;
+        Receipt::decode_after_type(ty, items, false)
+    }
+
+    /// From EIP-2718 bytes with a bloom, which is dropped. Everything in it is decoded once, so that bad bytes are found here.
+    pub fn decode_consensus(bytes: &'a [u8]) -> Result<Self> {
+        let (ty, list) = match bytes.first() {
+            Some(&first) if first >= alloy_rlp::EMPTY_LIST_CODE => (0, bytes),
+            Some(&first) if (1..0x80).contains(&first) => (first, &bytes[1..]),
+            Some(_) => return Err(Error::Custom("neither a list nor a transaction type of 0x01 to 0x7f")),
+            None => return Err(Error::InputTooShort),
+        };
+        let receipt = Receipt::decode_after_type(ty, rlp::list(list)?, true)?;
+        if receipt.outcome == Outcome::Unknown {
+            return Err(Error::UnexpectedList);
+        }
+        receipt.logs().try_for_each(|log| log.map(drop))?;
+        Items(receipt.rest).try_for_each(|item| item.map(drop))?;
+        Ok(receipt)
+    }
+
+    fn decode_after_type(ty: u8, mut items: Items<'a>, with_bloom: bool) -> Result<Self> {
+        let outcome = Outcome::decode(items.required()?)?;
+        let mut gas = items.required()?.raw;
+        let cumulative_gas = u64::decode(&mut gas)?;
+        if with_bloom && items.required()?.string()?.len() != 256 {
+            return Err(Error::Custom("a bloom has 256 bytes"));
+        }
+        let logs = items.required()?;
+        Ok(Receipt {
+            ty,
+            outcome,
+            cumulative_gas,
+            logs_raw: logs.raw,
+            logs: logs.items()?.rest(),
+            rest: items.rest(),
+        })
+    }
+
+    /// Its logs in order.
+    pub fn logs(&self) -> impl Iterator<Item = Result<Log<'a>>> + use<'a> {
+        Items(self.logs).map(|item| Log::decode(item?))
+    }
+
+    /// How many logs it has, without looking into them.
+    pub fn log_count(&self) -> Result<u32> {
+        let mut count = 0;
+        for item in Items(self.logs) {
+            item?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The bloom of its logs.
+    pub fn bloom(&self) -> Result<Bloom> {
+        let mut bloom = Bloom::ZERO;
+        for log in self.logs() {
+            let log = log?;
+            bloom.accrue(BloomInput::Raw(log.address));
+            for topic in log.topics() {
+                bloom.accrue(BloomInput::Raw(topic));
+            }
+        }
+        Ok(bloom)
+    }
+
+    /// Appends the stored form.
+    pub fn encode_stored(&self, out: &mut Vec<u8>) {
+        let mut head = Vec::with_capacity(48);
+        self.ty.encode(&mut head);
+        self.outcome.encode(&mut head);
+        self.cumulative_gas.encode(&mut head);
+        rlp::list_header(head.len() + self.logs_raw.len() + self.rest.len(), out);
+        out.extend_from_slice(&head);
+        out.extend_from_slice(self.logs_raw);
+        out.extend_from_slice(self.rest);
+    }
+
+    /// Appends the EIP-2718 form with `bloom`.
+    pub fn encode_consensus(&self, bloom: &Bloom, out: &mut Vec<u8>) {
+        if self.ty != 0 {
+            out.push(self.ty);
+        }
+        let mut head = Vec::with_capacity(48);
+        self.outcome.encode(&mut head);
+        self.cumulative_gas.encode(&mut head);
+        rlp::list_header(head.len() + bloom.length() + self.logs_raw.len() + self.rest.len(), out);
+        out.extend_from_slice(&head);
+        bloom.encode(out);
+        out.extend_from_slice(self.logs_raw);
+        out.extend_from_slice(self.rest);
+    }
+}
+
+/// A log, borrowed from its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Log<'a> {
+    pub address: &'a [u8; 20],
+    topics: [Option<&'a [u8; 32]>; MAX_TOPICS],
+    pub data: &'a [u8],
+}
+
+impl<'a> Log<'a> {
+    fn decode(item: Item<'a>) -> Result<Self> {
+        let mut items = item.items()?;
+        let address = items.required()?.string()?;
+        let address = address.try_into().map_err(|_| Error::Custom("a log's address has 20 bytes"))?;
+        let mut topics = [None; MAX_TOPICS];
+        for (at, topic) in items.required()?.items()?.enumerate() {
+            let slot = topics.get_mut(at).ok_or(Error::Custom("a log has at most 4 topics"))?;
+            let topic = topic?.string()?;
+            *slot = Some(topic.try_into().map_err(|_| Error::Custom("a topic has 32 bytes"))?);
+        }
+        let data = items.required()?.string()?;
+        if !items.rest().is_empty() {
+            return Err(Error::Custom("a log has three items"));
+        }
+        Ok(Log { address, topics, data })
+    }
+
+    /// Its topics in order.
+    pub fn topics(&self) -> impl Iterator<Item = &'a [u8; 32]> + use<'a> {
+        self.topics.into_iter().flatten()
+    }
+}
+
+/// A block's receipts, borrowed from their stored form. Their logs are only delimited.
+#[derive(Debug, Clone)]
+pub(crate) struct Receipts<'a> {
+    pub list: Vec<Receipt<'a>>,
+}
+
+impl<'a> Receipts<'a> {
+    /// Delimits the stored receipts.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self> {
+        let list = rlp::list(bytes)?.map(|item| Receipt::decode_stored(item?)).collect::<Result<_>>()?;
+        Ok(Receipts { list })
+    }
+}
