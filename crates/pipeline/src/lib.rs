@@ -1,1 +1,17 @@
-//! stub
+//! What moves blocks from a source into a store and keeps the store in order.
+//!
+//! * [`ingest`]: backfill, follow the head, reorgs, finality, parallel ranges.
+//! * [`status`]: what the ingester says of itself, for progress bars, readiness and `eth_syncing`.
+//! * [`audit`]: checks every stored block against itself, its links and its index entries.
+//!
+//! This crate knows traits, never a database and never a chain. Time comes from a [`cairn_core::Clock`] and the async
+//! runtime, randomness from a seed: the simulation runs this very code.
+
+pub mod audit;
+mod backoff;
+mod budget;
+mod error;
+pub mod ingest;
+pub mod status;
+
+pub use error::IngestError;

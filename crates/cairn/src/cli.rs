@@ -1,0 +1,249 @@
+//! The command line. Flags win over the environment, the environment over the file, the file over the defaults.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+
+/// Indexes and archives blockchains: takes every block once, proves it whole, serves it.
+#[derive(Debug, Parser)]
+#[command(name = "cairn", version, about, long_about = None, propagate_version = true, max_term_width = 110)]
+pub struct Cli {
+    /// Configuration file (TOML). Without it, `cairn.toml` in the working directory is read where it exists.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, or a filter like `info,cairn_pipeline=debug`.
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// Log as JSON lines.
+    #[arg(long, global = true)]
+    pub log_json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Archive a chain from a node and serve it: backfill, follow the head, JSON-RPC, health, metrics.
+    Run(RunArgs),
+    /// The same on a synthetic chain made in process: nothing to install, nothing to ask. Prints three requests to try.
+    Demo(DemoArgs),
+    /// Import a chain from a geth-style chain file and a receipts file.
+    Import(ImportArgs),
+    /// Serve an archive that exists, read only; may run beside `cairn run`.
+    Serve(ServeArgs),
+    /// Say what an archive holds: head, finality, gaps, reorgs, sizes.
+    Status(StatusArgs),
+    /// Check every stored block against its own hashes, roots, links and index entries. Names what is wrong.
+    Verify(VerifyArgs),
+    /// Print the configuration in force, secrets hidden.
+    Config(ConfigArgs),
+}
+
+/// Where the archive is.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+pub struct DataArgs {
+    /// The archive's directory [default: cairn-data].
+    #[arg(long = "data", value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// Which node, and what is believed of it.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+pub struct ChainArgs {
+    /// Nodes to take blocks from, the preferred one first: http(s) URLs, comma separated; ws(s) URLs among them only wake the poller.
+    #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rpc: Option<Vec<String>>,
+    /// Refuse to start unless the chain has this id.
+    #[arg(long, value_name = "ID")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain_id: Option<u64>,
+    /// A geth-style genesis.json: gives the fork schedule for eth_config, eth_baseFee and eth_blobBaseFee.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub genesis: Option<PathBuf>,
+    /// What is final: `tag` (the node's), `depth:N`, or `both:N` (the more careful) [default: tag].
+    #[arg(long, value_name = "POLICY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finality: Option<String>,
+    /// Checks to relax for a chain that doesn't follow Ethereum's rules, by name: header-hash, transactions-root,
+    /// receipts-root, senders, bloom, withdrawals-root, ommers-hash.
+    #[arg(long, value_name = "CHECK[,CHECK]", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relax: Option<Vec<String>>,
+    /// Accept receipts without a transaction in the body (chains that inject transactions).
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub extra_receipts: bool,
+    /// Archive call traces too (the node must offer debug_traceBlockByHash with callTracer).
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub traces: bool,
+}
+
+/// What to take.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+pub struct IngestArgs {
+    /// The first height of a new archive [default: 0].
+    #[arg(long, value_name = "HEIGHT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
+    /// The last height to store; without it the head is followed for ever.
+    #[arg(long, value_name = "HEIGHT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<u64>,
+    /// Halt at a reorg of more blocks than this [default: 1000].
+    #[arg(long, value_name = "BLOCKS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_reorg_depth: Option<u64>,
+    /// Fill this many ranges at once below finality; 0: in order [default: 0].
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fill_workers: Option<usize>,
+    /// Bytes of blocks in flight, in MiB [default: 96].
+    #[arg(long, value_name = "MIB")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_mib: Option<u64>,
+    /// How often the head is asked for, in milliseconds [default: 1000].
+    #[arg(long, value_name = "MS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub poll_ms: Option<u64>,
+}
+
+/// Where to answer.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+pub struct ListenArgs {
+    /// JSON-RPC over HTTP and WebSocket [default: 127.0.0.1:8545].
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rpc_listen: Option<SocketAddr>,
+    /// Health and metrics over HTTP [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Forward state methods (eth_call, eth_getBalance, …) to this node.
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+}
+
+/// `cairn run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub chain: ChainArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ingest: IngestArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub listen: ListenArgs,
+    /// End when the node's head is stored (for scripts).
+    #[arg(long)]
+    pub exit_after_head: bool,
+}
+
+/// `cairn demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub listen: ListenArgs,
+    /// How many blocks exist before the chain goes on living.
+    #[arg(long, default_value_t = 1_000, value_name = "BLOCKS")]
+    pub blocks: u64,
+    /// The seed that the chain is made from.
+    #[arg(long, default_value_t = 7)]
+    pub seed: u64,
+    /// Milliseconds between new blocks.
+    #[arg(long, default_value_t = 2_000, value_name = "MS")]
+    pub block_time_ms: u64,
+    /// Keep the archive's directory from an earlier demo instead of beginning anew.
+    #[arg(long)]
+    pub keep: bool,
+    /// End when the head has been reached once (for scripts).
+    #[arg(long)]
+    pub exit_after_head: bool,
+}
+
+/// `cairn import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The chain file: RLP blocks one after another, as `geth export` writes them; may be gzipped.
+    #[arg(long, value_name = "FILE")]
+    pub chain: PathBuf,
+    /// The receipts file: a JSON list of {number, hash, receipts: [EIP-2718 hex]}; may be gzipped.
+    #[arg(long, value_name = "FILE")]
+    pub receipts: PathBuf,
+    /// The chain's genesis.json: gives block 0, the chain id and the fork schedule.
+    #[arg(long, value_name = "FILE")]
+    pub genesis: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+}
+
+/// `cairn serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub listen: ListenArgs,
+}
+
+/// `cairn status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+    /// One JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `cairn verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Heights to check, both ends included: `100..200`, `100..`, `..200` or `100` [default: everything].
+    #[arg(value_name = "RANGE")]
+    pub range: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+    /// List at most this many problems.
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub max_findings: usize,
+}
+
+/// `cairn config`.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub chain: ChainArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ingest: IngestArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub listen: ListenArgs,
+}

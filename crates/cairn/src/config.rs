@@ -1,0 +1,334 @@
+//! The configuration: one TOML file, the environment over it, flags over that. Unknown keys are errors; everything is checked
+//! before anything starts.
+//!
+//! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `MAX_REORG_DEPTH` works too.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use cairn_source::evm::rpc::FinalityPolicy;
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::cli::{ChainArgs, DataArgs, IngestArgs, ListenArgs};
+
+/// Environment names that begin like ours and belong to the project's own tests and scripts.
+const FOREIGN_ENV: [&str; 3] = ["cache", "shared", "log_style"];
+
+/// All settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The archive's directory.
+    pub data_dir: PathBuf,
+    /// The chain and its nodes.
+    pub chain: ChainConfig,
+    /// What is taken, and within which limits.
+    pub ingest: IngestConfig,
+    /// What is served, and within which limits.
+    pub serve: ServeConfig,
+    /// When the service calls itself ready.
+    pub health: HealthConfig,
+}
+
+/// The chain and its nodes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChainConfig {
+    /// Nodes, the preferred one first.
+    pub rpc: Vec<String>,
+    /// The chain id that must be found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain_id: Option<u64>,
+    /// A geth-style genesis.json.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub genesis: Option<PathBuf>,
+    /// `tag`, `depth:N` or `both:N`.
+    pub finality: String,
+    /// Relaxed checks, by name.
+    pub relax: Vec<String>,
+    /// Accept receipts without a transaction.
+    pub extra_receipts: bool,
+    /// Archive call traces.
+    pub traces: bool,
+}
+
+/// What is taken, and within which limits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IngestConfig {
+    /// The first height of a new archive.
+    pub from: u64,
+    /// The last height; none: follow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<u64>,
+    /// Halt at a deeper reorg, in blocks.
+    pub max_reorg_depth: u64,
+    /// Ranges filled at once below finality; 0: in order.
+    pub fill_workers: usize,
+    /// Heights of such a range.
+    pub fill_range_heights: u64,
+    /// Blocks in flight, in MiB.
+    pub budget_mib: u64,
+    /// Pause between looks at the head, in milliseconds.
+    pub poll_ms: u64,
+    /// How often a node has to say the same before a chain that isn't longer replaces the stored one.
+    pub confirmations: u32,
+    /// The database's page cache, in MiB.
+    pub cache_mib: u64,
+}
+
+/// What is served, and within which limits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServeConfig {
+    /// JSON-RPC over HTTP and WebSocket.
+    pub rpc_listen: SocketAddr,
+    /// Health and metrics.
+    pub listen: SocketAddr,
+    /// Node for state methods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// Most logs of one eth_getLogs answer; a single block is never capped.
+    pub max_logs: usize,
+    /// Widest block range of eth_getLogs, in heights.
+    pub max_block_range: u64,
+    /// Most requests in a batch.
+    pub max_batch_items: usize,
+    /// Largest request, in MiB.
+    pub max_request_mib: u64,
+    /// Largest answer, in MiB.
+    pub max_response_mib: u64,
+    /// Longest time for one request, in milliseconds.
+    pub request_timeout_ms: u64,
+    /// Most connections at once.
+    pub max_connections: u32,
+}
+
+/// When the service calls itself ready.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HealthConfig {
+    /// Not ready when more heights than this behind the node.
+    pub max_lag_heights: u64,
+    /// Not ready when nothing moved for this long although the node is ahead, in seconds.
+    pub max_age_s: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            data_dir: PathBuf::from("cairn-data"),
+            chain: ChainConfig { finality: "tag".into(), ..ChainConfig::default() },
+            ingest: IngestConfig::default(),
+            serve: ServeConfig::default(),
+            health: HealthConfig::default(),
+        }
+    }
+}
+
+impl Default for IngestConfig {
+    fn default() -> Self {
+        IngestConfig {
+            from: 0,
+            to: None,
+            max_reorg_depth: 1_000,
+            fill_workers: 0,
+            fill_range_heights: 1_000,
+            budget_mib: 96,
+            poll_ms: 1_000,
+            confirmations: 3,
+            cache_mib: 64,
+        }
+    }
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        ServeConfig {
+            rpc_listen: SocketAddr::from(([127, 0, 0, 1], 8545)),
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            upstream: None,
+            max_logs: 10_000,
+            max_block_range: 1_000_000_000,
+            max_batch_items: 1_000,
+            max_request_mib: 16,
+            max_response_mib: 64,
+            request_timeout_ms: 30_000,
+            max_connections: 512,
+        }
+    }
+}
+
+impl Default for HealthConfig {
+    fn default() -> Self {
+        HealthConfig { max_lag_heights: 50, max_age_s: 120 }
+    }
+}
+
+/// What the flags of a command set.
+#[derive(Debug, Default, Serialize)]
+pub struct Overrides<'a> {
+    #[serde(flatten)]
+    data: Option<&'a DataArgs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chain: Option<&'a ChainArgs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ingest: Option<&'a IngestArgs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serve: Option<&'a ListenArgs>,
+}
+
+impl<'a> Overrides<'a> {
+    /// The data directory's flag.
+    pub fn data(mut self, args: &'a DataArgs) -> Self {
+        self.data = Some(args);
+        self
+    }
+
+    /// The chain's flags.
+    pub fn chain(mut self, args: &'a ChainArgs) -> Self {
+        self.chain = Some(args);
+        self
+    }
+
+    /// The ingester's flags.
+    pub fn ingest(mut self, args: &'a IngestArgs) -> Self {
+        self.ingest = Some(args);
+        self
+    }
+
+    /// The servers' flags.
+    pub fn listen(mut self, args: &'a ListenArgs) -> Self {
+        self.serve = Some(args);
+        self
+    }
+}
+
+/// Reads file and environment, lays the flags over them, and checks the result.
+pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Config> {
+    let mut figment = Figment::from(Serialized::defaults(Config::default()));
+    match file {
+        Some(path) if !path.is_file() => bail!("configuration file {} does not exist", path.display()),
+        Some(path) => figment = figment.merge(Toml::file_exact(path)),
+        None => figment = figment.merge(Toml::file("cairn.toml")),
+    }
+    let config: Config = figment
+        .merge(Env::raw().only(&["MAX_REORG_DEPTH"]).map(|_| "ingest.max_reorg_depth".into()))
+        .merge(Env::prefixed("CAIRN_").ignore(&FOREIGN_ENV).split("__"))
+        .merge(Serialized::defaults(overrides))
+        .extract()
+        .context("the configuration can't be used; `cairn config` with the same flags shows what is in force")?;
+    config.check()?;
+    Ok(config)
+}
+
+impl Config {
+    /// Checks everything that can be checked without starting anything.
+    fn check(&self) -> anyhow::Result<()> {
+        for url in &self.chain.rpc {
+            let parsed = Url::parse(url).map_err(|error| anyhow::anyhow!("--rpc {}: {error}", hide_url(url)))?;
+            if !matches!(parsed.scheme(), "http" | "https" | "ws" | "wss") {
+                bail!("--rpc {}: expected http, https, ws or wss", hide_url(url));
+            }
+        }
+        if let Some(url) = &self.serve.upstream {
+            let parsed = Url::parse(url).map_err(|error| anyhow::anyhow!("--upstream {}: {error}", hide_url(url)))?;
+            if !matches!(parsed.scheme(), "http" | "https") {
+                bail!("--upstream {}: expected http or https", hide_url(url));
+            }
+        }
+        self.finality()?;
+        if let Some(to) = self.ingest.to
+            && to < self.ingest.from
+        {
+            bail!("--to {to} lies below --from {}", self.ingest.from);
+        }
+        let positive = [
+            ("ingest.max_reorg_depth", self.ingest.max_reorg_depth),
+            ("ingest.budget_mib", self.ingest.budget_mib),
+            ("ingest.poll_ms", self.ingest.poll_ms),
+            ("ingest.fill_range_heights", self.ingest.fill_range_heights),
+            ("ingest.confirmations", u64::from(self.ingest.confirmations)),
+            ("serve.max_logs", self.serve.max_logs as u64),
+            ("serve.max_block_range", self.serve.max_block_range),
+            ("serve.max_batch_items", self.serve.max_batch_items as u64),
+            ("serve.max_request_mib", self.serve.max_request_mib),
+            ("serve.max_response_mib", self.serve.max_response_mib),
+            ("serve.request_timeout_ms", self.serve.request_timeout_ms),
+        ];
+        for (name, value) in positive {
+            if value == 0 {
+                bail!("{name} must be at least 1");
+            }
+        }
+        if self.serve.rpc_listen == self.serve.listen && self.serve.listen.port() != 0 {
+            bail!("--rpc-listen and --listen are both {}; give them different ports", self.serve.listen);
+        }
+        Ok(())
+    }
+
+    /// The finality policy.
+    pub fn finality(&self) -> anyhow::Result<FinalityPolicy> {
+        let text = self.chain.finality.as_str();
+        let depth = |digits: &str| {
+            digits.parse::<u64>().with_context(|| format!("chain.finality `{text}`: `{digits}` is no number of blocks"))
+        };
+        match text.split_once(':') {
+            None if text == "tag" => Ok(FinalityPolicy::Tag),
+            Some(("depth", digits)) => Ok(FinalityPolicy::Depth(depth(digits)?)),
+            Some(("both", digits)) => Ok(FinalityPolicy::Both(depth(digits)?)),
+            _ => bail!("chain.finality `{text}`: expected `tag`, `depth:N` or `both:N`"),
+        }
+    }
+
+    /// The same, fit to be shown: URLs without user, path or query.
+    pub fn without_secrets(&self) -> Config {
+        let mut shown = self.clone();
+        shown.chain.rpc = shown.chain.rpc.iter().map(|url| hide_url(url)).collect();
+        shown.serve.upstream = shown.serve.upstream.as_deref().map(hide_url);
+        shown
+    }
+}
+
+/// A URL as far as it may be shown: scheme, host and port. Keys hide in user names, paths and queries.
+pub fn hide_url(url: &str) -> String {
+    match Url::parse(url) {
+        Ok(parsed) => {
+            let host = parsed.host_str().unwrap_or("?");
+            let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
+            let hidden = parsed.path().len() > 1 || parsed.query().is_some() || !parsed.username().is_empty();
+            format!("{}://{host}{port}{}", parsed.scheme(), if hidden { "/…" } else { "" })
+        }
+        Err(_) => "(not a URL)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_shown_without_their_secrets() {
+        assert_eq!(hide_url("https://user:pw@node.example:8545/v2/KEY?x=1"), "https://node.example:8545/…");
+        assert_eq!(hide_url("http://127.0.0.1:8545"), "http://127.0.0.1:8545");
+        assert_eq!(hide_url("KEY"), "(not a URL)");
+    }
+
+    #[test]
+    fn contradictions_are_refused_by_name() {
+        let mut config = Config::default();
+        config.ingest.from = 10;
+        config.ingest.to = Some(9);
+        assert!(config.check().expect_err("reversed").to_string().contains("--to 9"));
+        let mut config = Config::default();
+        config.chain.finality = "depth:x".into();
+        assert!(config.check().expect_err("no number").to_string().contains("chain.finality"));
+        let mut config = Config::default();
+        config.serve.max_logs = 0;
+        assert!(config.check().expect_err("zero").to_string().contains("serve.max_logs"));
+    }
+}

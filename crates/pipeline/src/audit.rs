@@ -1,0 +1,211 @@
+//! Checking what is stored: every block against its own hashes and roots, its link to the block before, and its index entries.
+//!
+//! Reads in bounded pieces, one snapshot each, so it runs beside an ingester; heights that a reorg takes away meanwhile are read
+//! again. Changes nothing.
+
+use std::sync::Arc;
+
+use cairn_core::{BlockId, Height, HeightRange, IndexKey, Parts, StoredBlock};
+use cairn_store::runs::RunKind;
+use cairn_store::{IndexFingerprint, RawReader, StoreError};
+
+/// How many bytes of blocks are read at a time.
+const READ_BYTES: u64 = 32 << 20;
+/// How many heights are compared with the index at a time.
+const SEGMENT_HEIGHTS: u64 = 1_000_000;
+
+/// What the chain's codec can say of a stored block.
+pub trait BlockAuditor: Send + Sync {
+    /// Checks a block with all its parts. Every problem is one text that names the check and the values.
+    fn problems(&self, block: &StoredBlock) -> Vec<String>;
+
+    /// The log terms of a block with its receipts; an error is a problem of its own.
+    fn log_terms(&self, block: &StoredBlock) -> Result<Vec<IndexKey>, String>;
+}
+
+/// Something wrong at a height.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Where.
+    pub height: Height,
+    /// What.
+    pub problem: String,
+}
+
+/// What an audit found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AuditReport {
+    /// How many blocks were checked.
+    pub blocks: u64,
+    /// How many transactions they hold.
+    pub transactions: u64,
+    /// How many blocks carry a relaxed or impossible check.
+    pub relaxed_blocks: u64,
+    /// All that is wrong, by height.
+    pub findings: Vec<Finding>,
+}
+
+/// Checks `range` as far as it is stored; `progress` is told each height that is done. At most `max_findings` are listed.
+pub async fn audit(
+    store: &Arc<dyn RawReader>,
+    auditor: Arc<dyn BlockAuditor>,
+    range: HeightRange,
+    max_findings: usize,
+    mut progress: impl FnMut(Height),
+) -> Result<AuditReport, StoreError> {
+    let mut report = AuditReport::default();
+    let stored = store.snapshot().await?.head().range();
+    for segment in range.intersect(stored).chunks(SEGMENT_HEIGHTS) {
+        let mut expected = Vec::with_capacity(segment.len() as usize);
+        let mut at = segment.start();
+        let mut before = previous_id(store, at).await?;
+        while at < segment.end() && report.findings.len() < max_findings {
+            let snapshot = store.snapshot().await?;
+            let blocks =
+                snapshot.blocks(HeightRange::new(at, segment.end()), Parts::all(), READ_BYTES).await?;
+            drop(snapshot);
+            if blocks.is_empty() {
+                report.findings.push(Finding { height: at, problem: "the block is missing".into() });
+                at = at.next();
+                before = None;
+                continue;
+            }
+            for block in &blocks {
+                while at < block.facts.height {
+                    report.findings.push(Finding { height: at, problem: "the block is missing".into() });
+                    before = None;
+                    at = at.next();
+                }
+                at = block.facts.height.next();
+            }
+            let auditor = auditor.clone();
+            let checked = check_blocks(auditor, blocks, before).await?;
+            before = checked.last_id;
+            report.blocks += checked.blocks;
+            report.transactions += checked.transactions;
+            report.relaxed_blocks += checked.relaxed_blocks;
+            report.findings.extend(checked.findings);
+            expected.extend(checked.fingerprints);
+            if let Some(done) = at.prev() {
+                progress(done);
+            }
+        }
+        if report.findings.len() < max_findings {
+            compare_index(store, segment, &expected, &mut report).await?;
+        }
+    }
+    report.findings.truncate(max_findings);
+    Ok(report)
+}
+
+async fn previous_id(store: &Arc<dyn RawReader>, at: Height) -> Result<Option<BlockId>, StoreError> {
+    match at.prev() {
+        Some(prev) => Ok(store.snapshot().await?.linked_ref(prev).await?.map(|linked| linked.block.id)),
+        None => Ok(None),
+    }
+}
+
+struct Checked {
+    blocks: u64,
+    transactions: u64,
+    relaxed_blocks: u64,
+    last_id: Option<BlockId>,
+    findings: Vec<Finding>,
+    fingerprints: Vec<IndexFingerprint>,
+}
+
+async fn check_blocks(
+    auditor: Arc<dyn BlockAuditor>,
+    blocks: Vec<StoredBlock>,
+    before: Option<BlockId>,
+) -> Result<Checked, StoreError> {
+    tokio::task::spawn_blocking(move || {
+        let mut checked = Checked {
+            blocks: 0,
+            transactions: 0,
+            relaxed_blocks: 0,
+            last_id: before,
+            findings: Vec::new(),
+            fingerprints: Vec::with_capacity(blocks.len()),
+        };
+        for block in &blocks {
+            checked.check(&*auditor, block);
+        }
+        checked
+    })
+    .await
+    .map_err(|error| StoreError::Database(format!("the audit of a block panicked: {error}")))
+}
+
+impl Checked {
+    fn check(&mut self, auditor: &dyn BlockAuditor, block: &StoredBlock) {
+        let facts = &block.facts;
+        let mut problem = |text: String| self.findings.push(Finding { height: facts.height, problem: text });
+        self.blocks += 1;
+        self.transactions += u64::from(facts.tx_count);
+        self.relaxed_blocks += u64::from(facts.unverified != 0);
+        if let Some(before) = self.last_id
+            && facts.parent_id != before
+        {
+            problem(format!("parent link: names {}, the block before is {before}", facts.parent_id));
+        }
+        if facts.tx_count as usize != block.transactions.len() {
+            problem(format!(
+                "transaction facts: {} rows, {} counted",
+                block.transactions.len(),
+                facts.tx_count
+            ));
+        }
+        for text in auditor.problems(block) {
+            problem(text);
+        }
+        match auditor.log_terms(block) {
+            Ok(terms) => {
+                let mut print = IndexFingerprint::empty(facts.height);
+                print.add(RunKind::BlockId, facts.id.index_key(), 0);
+                for (index, tx) in block.transactions.iter().enumerate() {
+                    print.add(RunKind::TxId, tx.id.index_key(), index as u32);
+                }
+                for term in terms {
+                    print.add(RunKind::LogTerm, term, 0);
+                }
+                self.fingerprints.push(print);
+            }
+            Err(text) => problem(format!("log terms: {text}")),
+        }
+        self.last_id = Some(facts.id);
+    }
+}
+
+async fn compare_index(
+    store: &Arc<dyn RawReader>,
+    segment: HeightRange,
+    expected: &[IndexFingerprint],
+    report: &mut AuditReport,
+) -> Result<(), StoreError> {
+    let actual = store.snapshot().await?.index_fingerprints(segment).await?;
+    let mut actual = actual.into_iter().peekable();
+    for want in expected {
+        while let Some(extra) = actual.next_if(|found| found.height < want.height) {
+            let problem = format!("index: {} entries of a block that is not stored", extra.entries);
+            report.findings.push(Finding { height: extra.height, problem });
+        }
+        let found = actual
+            .next_if(|found| found.height == want.height)
+            .unwrap_or_else(|| IndexFingerprint::empty(want.height));
+        if found != *want {
+            let problem = format!(
+                "index: {} entries stored, {} belong to the block{}",
+                found.entries,
+                want.entries,
+                if found.entries == want.entries { "; some differ" } else { "" }
+            );
+            report.findings.push(Finding { height: want.height, problem });
+        }
+    }
+    for extra in actual {
+        let problem = format!("index: {} entries of a block that is not stored", extra.entries);
+        report.findings.push(Finding { height: extra.height, problem });
+    }
+    Ok(())
+}

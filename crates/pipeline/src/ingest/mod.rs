@@ -1,0 +1,476 @@
+//! The ingester: takes every block of a chain once and in order into a raw store, and follows the chain's forks.
+//!
+//! It works in turns. Each turn reads the head row, finishes a purge that is pending, asks the source for its head, and then does one
+//! thing: appends what is missing, decides about a fork ([`fork`]), moves the finalised mark, or waits. Nothing is remembered
+//! between turns that matters for correctness: a process killed anywhere goes on from the head row.
+//!
+//! Atomicity: blocks, lookups and the head commit together in the store's verbs. Back-pressure: [`fetch`] keeps within a byte
+//! budget. Shutdown: the commit in progress is finished, fetches are dropped. Raw first (law 1): nothing here waits for a
+//! reader or a worker.
+
+mod fetch;
+mod fill;
+mod fork;
+mod options;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::{BlockRef, Clock, ErrorKind, Fence, Height, HeightRange, LinkedRef, RawBlock};
+use cairn_source::{ChainSource, Heads};
+use cairn_store::{
+    AppendBatch, HeadRow, Maintained, PurgeProgress, RawFiller, RawMaintenance, RawReader, RawWriter,
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use self::fetch::{Piece, PieceEnd, fetch_in_order};
+use self::fork::Suspicion;
+pub use self::options::{FillOptions, IngestOptions};
+use crate::IngestError;
+use crate::backoff::Backoff;
+use crate::budget::ByteBudget;
+use crate::status::{IngestState, StatusBoard};
+
+/// How many blocks one step of a purge moves.
+const PURGE_STEP_BLOCKS: u64 = 128;
+/// How many orphaned blocks one turn at the head prunes.
+const PRUNE_STEP_BLOCKS: u64 = 64;
+/// How much one step of maintenance handles, in bytes.
+const MAINTAIN_STEP_BYTES: u64 = 8 << 20;
+/// How long maintenance rests when there is nothing to do.
+const MAINTAIN_REST: Duration = Duration::from_millis(500);
+/// Backfilling is what we call being at least this far behind.
+const BACKFILL_HEIGHTS: u64 = 16;
+
+/// All that the ingester needs of a store.
+pub trait IngestStore: RawReader + RawWriter + RawFiller + RawMaintenance {}
+impl<T: RawReader + RawWriter + RawFiller + RawMaintenance> IngestStore for T {}
+
+/// Why an ingester ended without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// It was asked to stop.
+    Stopped,
+    /// The configured last height is stored.
+    ReachedStop,
+    /// The source's head is stored, and `exit_after_head` is set.
+    ReachedHead,
+}
+
+/// One chain's ingester.
+#[derive(Clone)]
+pub struct Ingester {
+    source: Arc<dyn ChainSource>,
+    store: Arc<dyn IngestStore>,
+    clock: Arc<dyn Clock>,
+    status: StatusBoard,
+    options: IngestOptions,
+    budget: ByteBudget,
+}
+
+/// What one process knows while it holds the head.
+struct Session {
+    fence: Fence,
+    suspicion: Option<Suspicion>,
+    seam_attempts: u32,
+}
+
+/// What a turn did.
+enum Turn {
+    /// Something moved: go on at once.
+    Moved,
+    /// Nothing to do until the source has more.
+    AtHead,
+    /// The source contradicts itself or something needs another look: ask again after a pause.
+    Unsettled(String),
+    /// The work is done.
+    Finished(Finished),
+}
+
+impl Ingester {
+    /// An ingester from `source` into `store`.
+    pub fn new(
+        source: Arc<dyn ChainSource>,
+        store: Arc<dyn IngestStore>,
+        clock: Arc<dyn Clock>,
+        status: StatusBoard,
+        options: IngestOptions,
+    ) -> Self {
+        let budget = ByteBudget::new(options.budget_bytes);
+        Ingester { source, store, clock, status, options, budget }
+    }
+
+    /// Runs until it is told to stop, its work is done, or it must halt. The status board says what it is doing, also at the end.
+    pub async fn run(&self, shutdown: CancellationToken) -> Result<Finished, IngestError> {
+        let result = tokio::select! {
+            biased;
+            result = self.drive(&shutdown) => result,
+            error = self.maintain() => Err(error),
+        };
+        match &result {
+            Ok(_) => self.status.state(IngestState::Stopped),
+            Err(error) => {
+                tracing::error!(%error, "ingestion halted");
+                self.status.state(IngestState::Halted(error.to_string()));
+            }
+        }
+        result
+    }
+
+    async fn drive(&self, shutdown: &CancellationToken) -> Result<Finished, IngestError> {
+        let mut backoff = Backoff::new(250, 30_000, self.options.seed);
+        let mut session: Option<Session> = None;
+        while !shutdown.is_cancelled() {
+            let turn = match &mut session {
+                None => self.open().await.map(|opened| {
+                    session = Some(opened);
+                    Turn::Moved
+                }),
+                Some(session) => self.turn(session, shutdown).await,
+            };
+            let pause = match turn {
+                Ok(Turn::Moved) => {
+                    backoff.reset();
+                    continue;
+                }
+                Ok(Turn::Finished(finished)) => return Ok(finished),
+                Ok(Turn::AtHead) => {
+                    backoff.reset();
+                    None
+                }
+                Ok(Turn::Unsettled(reason)) => {
+                    tracing::debug!(reason, "unsettled");
+                    self.status.state(IngestState::Waiting(reason));
+                    Some(Duration::from_millis(self.options.poll_ms))
+                }
+                Err(error) if error.kind().is_retryable() => {
+                    let pause = backoff.next_pause();
+                    let pause_ms = pause.as_millis() as u64;
+                    tracing::warn!(%error, tries = backoff.tries(), pause_ms, "trying again");
+                    metrics::counter!("cairn_ingest_retries_total").increment(1);
+                    self.status.state(IngestState::Waiting(error.to_string()));
+                    Some(pause)
+                }
+                Err(error) => return Err(error),
+            };
+            let wait = async {
+                match pause {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => self.source.wait_for_head(self.options.poll_ms).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                () = wait => {}
+            }
+        }
+        Ok(Finished::Stopped)
+    }
+
+    /// Checks that source and store are of one chain, then becomes the store's ingester.
+    async fn open(&self) -> Result<Session, IngestError> {
+        let chain_id = self.source.chain_id().await?;
+        let mut info = self.options.info.clone();
+        if info.chain_id != chain_id {
+            return Err(
+                cairn_store::StoreError::WrongChain { stored: info.chain_id, offered: chain_id }.into()
+            );
+        }
+        info.chain_id = chain_id;
+        self.store.init(info).await?;
+        let head = self.store.acquire().await?;
+        self.status.head(&head);
+        if let Some(first) = head.first
+            && self.options.start < first
+        {
+            return Err(IngestError::Invalid(format!(
+                "this archive begins at height {first}; it can't be extended down to {}. Use --from {first} or another data directory",
+                self.options.start
+            )));
+        }
+        if let Some(fill) = &self.options.fill {
+            self.free_own_leases(fill).await?;
+        }
+        Ok(Session { fence: head.fence, suspicion: None, seam_attempts: 0 })
+    }
+
+    async fn turn(&self, session: &mut Session, shutdown: &CancellationToken) -> Result<Turn, IngestError> {
+        let head = self.settled_head(session).await?;
+        let heads = self.source.heads().await?;
+        let latest = heads.latest.block;
+        let target = self.options.stop_inclusive.map_or(latest.height, |stop| stop.min(latest.height));
+        self.status.source_head(latest.height, target);
+
+        let Some(tip) = head.tip else {
+            if self.options.start > target {
+                self.status.state(IngestState::Following);
+                return Ok(Turn::AtHead);
+            }
+            return self.append_up_to(session, &head, &heads, target, shutdown).await;
+        };
+        let head = self.move_finality(session, head, tip, &heads).await?;
+        if self.options.stop_inclusive.is_some_and(|stop| tip.height >= stop) {
+            return Ok(Turn::Finished(Finished::ReachedStop));
+        }
+        if latest.height > tip.height {
+            return self.append_up_to(session, &head, &heads, target, shutdown).await;
+        }
+        // The node's head is not above ours: it is our tip, or it lags, or another block took its place.
+        let stored = self.store.snapshot().await?.linked_ref(latest.height).await?;
+        match stored {
+            Some(ours) if ours.block.id == latest.id => {
+                session.suspicion = None;
+                self.status.state(IngestState::Following);
+                metrics::gauge!("cairn_source_lag_heights").set(tip.height.since(latest.height) as f64);
+                if self.options.exit_after_head {
+                    return Ok(Turn::Finished(Finished::ReachedHead));
+                }
+                self.store
+                    .prune_orphans(session.fence, self.options.max_reorg_depth_blocks, PRUNE_STEP_BLOCKS)
+                    .await?;
+                Ok(Turn::AtHead)
+            }
+            Some(_) => self.resolve_fork(session, &head, &heads, None).await,
+            // Below the archive's first block: the node is far behind.
+            None => Ok(Turn::Unsettled(format!("the node's head {latest} lies below this archive"))),
+        }
+    }
+
+    /// The head row, with no purge pending.
+    async fn settled_head(&self, session: &Session) -> Result<HeadRow, IngestError> {
+        loop {
+            let head = self.store.snapshot().await?.head().clone();
+            self.status.head(&head);
+            if head.pending_purge.is_none() {
+                return Ok(head);
+            }
+            while self.store.purge_step(session.fence, PURGE_STEP_BLOCKS).await? != PurgeProgress::Done {}
+        }
+    }
+
+    /// Moves the finalised and safe marks as far as they agree with what is stored. A mark that contradicts the stored chain
+    /// is not taken: if the chains really differ, the fork itself will show it.
+    async fn move_finality(
+        &self,
+        session: &Session,
+        head: HeadRow,
+        tip: BlockRef,
+        heads: &Heads,
+    ) -> Result<HeadRow, IngestError> {
+        let finalized = match self.finalized_for(tip, heads) {
+            Some(mark) if head.finalized.is_none_or(|stored| mark.height > stored.height) => {
+                if mark.height < tip.height {
+                    let stored = self.store.snapshot().await?.linked_ref(mark.height).await?;
+                    match stored {
+                        Some(ours) if ours.block.id == mark.id => Some(mark),
+                        Some(ours) => {
+                            tracing::warn!(node = %mark, stored = %ours.block, "the node's finalised block is not the stored one; not taken");
+                            metrics::counter!("cairn_ingest_finality_conflicts_total").increment(1);
+                            None
+                        }
+                        None => None,
+                    }
+                } else {
+                    Some(mark)
+                }
+            }
+            _ => None,
+        };
+        let safe = heads.safe.filter(|safe| head.safe != Some(*safe) && safe.height <= tip.height);
+        if finalized.is_none() && safe.is_none() {
+            return Ok(head);
+        }
+        let head = self.store.finalize(session.fence, finalized, safe).await?;
+        self.status.head(&head);
+        Ok(head)
+    }
+
+    /// The finalised mark that may go with `tip`. Where finality lies above it, the tip itself is final; a mark above the tip
+    /// is stored only for filling ahead, which needs it as its bound.
+    fn finalized_for(&self, tip: BlockRef, heads: &Heads) -> Option<BlockRef> {
+        let mark = heads.finalized?;
+        if mark.height > tip.height && self.options.fill.is_none() {
+            return Some(tip);
+        }
+        (mark.height != tip.height || mark.id == tip.id).then_some(mark)
+    }
+
+    /// Appends from the tip up to `target_inclusive`, fetching ahead of the commits.
+    async fn append_up_to(
+        &self,
+        session: &mut Session,
+        head: &HeadRow,
+        heads: &Heads,
+        target_inclusive: Height,
+        shutdown: &CancellationToken,
+    ) -> Result<Turn, IngestError> {
+        let next = head.tip.map_or(self.options.start, |tip| tip.height.next());
+        let range = HeightRange::inclusive(next, target_inclusive);
+        let state =
+            if range.len() > BACKFILL_HEIGHTS { IngestState::Backfilling } else { IngestState::Following };
+        self.status.state(state);
+        if let (Some(fill), Some(_)) = (&self.options.fill, head.tip)
+            && let Some(turn) =
+                self.fill_ahead(session, fill, head, heads, target_inclusive, shutdown).await?
+        {
+            return Ok(turn);
+        }
+        let (sender, pieces) = mpsc::unbounded_channel();
+        let fetching = fetch_in_order(
+            self.source.clone(),
+            range,
+            self.options.fetches_in_flight,
+            self.budget.clone(),
+            sender,
+        );
+        let appending = self.append_pieces(session.fence, head.tip, heads, pieces, shutdown);
+        // Both in this task: dropping the appender's receiver ends the fetcher at its next piece, and the end of the appender
+        // ends the wait at once.
+        tokio::pin!(appending);
+        let ended = tokio::select! {
+            biased;
+            ended = &mut appending => ended,
+            () = fetching => appending.await,
+        }?;
+        match ended {
+            Appended::All | Appended::Stopped => Ok(Turn::Moved),
+            Appended::NotYet { height, moved } => {
+                if moved {
+                    return Ok(Turn::Moved);
+                }
+                Ok(Turn::Unsettled(format!("height {height} was announced, the node does not have it yet")))
+            }
+            Appended::Mismatch(block) => {
+                let head = self.settled_head(session).await?;
+                self.resolve_fork(session, &head, heads, Some(block)).await
+            }
+        }
+    }
+
+    async fn append_pieces(
+        &self,
+        fence: Fence,
+        tip: Option<BlockRef>,
+        heads: &Heads,
+        mut pieces: mpsc::UnboundedReceiver<Piece>,
+        shutdown: &CancellationToken,
+    ) -> Result<Appended, IngestError> {
+        let mut tip = tip;
+        let mut moved = false;
+        while let Some(first) = pieces.recv().await {
+            let mut gathered = Gathered::new(first);
+            while gathered.may_grow(&self.options) {
+                match pieces.try_recv() {
+                    Ok(piece) => gathered.add(piece),
+                    Err(_) => break,
+                }
+            }
+            let Gathered { mut blocks, reservations, end, bytes } = gathered;
+            let linked = linked_prefix(tip, &blocks);
+            let broken = blocks.get(linked).map(|block| block.facts.linked_ref());
+            blocks.truncate(linked);
+            if let Some(last) = blocks.last() {
+                let new_tip = last.block_ref();
+                let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
+                let count = blocks.len() as u64;
+                let finalized = self.finalized_in(heads, new_tip, &blocks);
+                let batch = AppendBatch { blocks, finalized, safe: heads.safe };
+                let head = self.store.append(fence, batch).await?;
+                self.status.head(&head);
+                self.status.committed(count, transactions, bytes, self.source.bound_by());
+                tip = Some(new_tip);
+                moved = true;
+            }
+            drop(reservations);
+            if let Some(block) = broken {
+                return Ok(Appended::Mismatch(block));
+            }
+            match end {
+                PieceEnd::Whole => {}
+                PieceEnd::NotYet(height) => return Ok(Appended::NotYet { height, moved }),
+                PieceEnd::Failed(error) => return Err(error.into()),
+            }
+            if shutdown.is_cancelled() {
+                return Ok(Appended::Stopped);
+            }
+        }
+        Ok(Appended::All)
+    }
+
+    /// The finalised mark for a batch that ends at `new_tip`: where it lies inside the batch, only if it is the block there; below the batch it
+    /// is left to [`Ingester::move_finality`], which can compare it.
+    fn finalized_in(&self, heads: &Heads, new_tip: BlockRef, blocks: &[RawBlock]) -> Option<BlockRef> {
+        let mark = self.finalized_for(new_tip, heads)?;
+        if mark.height > new_tip.height {
+            return Some(mark);
+        }
+        blocks.iter().map(RawBlock::block_ref).find(|block| *block == mark)
+    }
+
+    /// Merges index runs and the like while the ingester works. Ends only with an error that must halt it.
+    async fn maintain(&self) -> IngestError {
+        loop {
+            match self.store.maintain(MAINTAIN_STEP_BYTES).await {
+                Ok(Maintained::More) => tokio::task::yield_now().await,
+                Ok(Maintained::Nothing) => tokio::time::sleep(MAINTAIN_REST).await,
+                Err(error) if error.kind() == ErrorKind::Halt => return error.into(),
+                Err(error) => {
+                    tracing::debug!(%error, "maintenance will be tried again");
+                    tokio::time::sleep(MAINTAIN_REST).await;
+                }
+            }
+        }
+    }
+}
+
+/// How appending a range ended.
+enum Appended {
+    All,
+    Stopped,
+    NotYet { height: Height, moved: bool },
+    Mismatch(LinkedRef),
+}
+
+/// Pieces gathered into one commit.
+struct Gathered {
+    blocks: Vec<RawBlock>,
+    reservations: Vec<crate::budget::Reservation>,
+    end: PieceEnd,
+    bytes: u64,
+}
+
+impl Gathered {
+    fn new(piece: Piece) -> Self {
+        let bytes = piece.blocks.iter().map(RawBlock::size_bytes).sum();
+        Gathered { blocks: piece.blocks, reservations: vec![piece.reservation], end: piece.end, bytes }
+    }
+
+    fn may_grow(&self, options: &IngestOptions) -> bool {
+        matches!(self.end, PieceEnd::Whole)
+            && self.blocks.len() < options.batch_blocks
+            && self.bytes < options.batch_bytes
+    }
+
+    fn add(&mut self, piece: Piece) {
+        self.bytes += piece.blocks.iter().map(RawBlock::size_bytes).sum::<u64>();
+        self.blocks.extend(piece.blocks);
+        self.reservations.push(piece.reservation);
+        self.end = piece.end;
+    }
+}
+
+/// How many of `blocks` link to `tip` and to each other, height by height.
+fn linked_prefix(tip: Option<BlockRef>, blocks: &[RawBlock]) -> usize {
+    let mut before = tip;
+    for (index, block) in blocks.iter().enumerate() {
+        if let Some(before) = before
+            && (block.facts.parent_id != before.id || block.facts.height != before.height.next())
+        {
+            return index;
+        }
+        before = Some(block.block_ref());
+    }
+    blocks.len()
+}

@@ -1,0 +1,171 @@
+//! What the ingester says of itself while it runs.
+
+use std::sync::Arc;
+
+use cairn_core::{BlockRef, Clock, Height};
+use cairn_store::HeadRow;
+use tokio::sync::watch;
+
+/// What the ingester is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IngestState {
+    /// Opening the store, asking the source who it is.
+    Starting,
+    /// Far below the source's head.
+    Backfilling,
+    /// At the source's head, waiting for the next block.
+    Following,
+    /// Something failed that may pass; the text says what.
+    Waiting(String),
+    /// Stopped for good; the text says why and what to do.
+    Halted(String),
+    /// Stopped because it was asked to, or because its work is done.
+    Stopped,
+}
+
+/// A snapshot of the ingester's progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IngestStatus {
+    /// What it is doing.
+    pub state: IngestState,
+    /// The first stored height.
+    pub first: Option<Height>,
+    /// The checkpoint.
+    pub tip: Option<BlockRef>,
+    /// The finalised block.
+    pub finalized: Option<BlockRef>,
+    /// The source's newest height as last seen.
+    pub source_head: Option<Height>,
+    /// When the source's head was last seen to change, by the clock.
+    pub source_head_changed_at_ms: u64,
+    /// When the tip last moved, by the clock.
+    pub progress_at_ms: u64,
+    /// When the source last answered, by the clock.
+    pub source_answered_at_ms: u64,
+    /// Blocks committed since the start of this process.
+    pub blocks: u64,
+    /// Transactions committed since the start of this process.
+    pub transactions: u64,
+    /// Uncompressed bytes committed since the start of this process.
+    pub bytes: u64,
+    /// Reorgs handled since the start of this process.
+    pub reorgs: u64,
+    /// The height that it works towards.
+    pub target: Option<Height>,
+    /// What bounds the speed now, in the source's words.
+    pub bound_by: String,
+}
+
+impl IngestStatus {
+    /// How many heights the tip is behind the source's head.
+    pub fn lag_heights(&self) -> Option<u64> {
+        match (self.source_head, self.tip) {
+            (Some(head), Some(tip)) => Some(head.since(tip.height)),
+            (Some(head), None) => Some(head.get() + 1),
+            _ => None,
+        }
+    }
+}
+
+/// The ingester's end of the status; readers subscribe.
+#[derive(Debug, Clone)]
+pub struct StatusBoard {
+    sender: Arc<watch::Sender<IngestStatus>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl StatusBoard {
+    /// A board that says "starting".
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let now_ms = clock.now_ms();
+        let status = IngestStatus {
+            state: IngestState::Starting,
+            first: None,
+            tip: None,
+            finalized: None,
+            source_head: None,
+            source_head_changed_at_ms: now_ms,
+            progress_at_ms: now_ms,
+            source_answered_at_ms: now_ms,
+            blocks: 0,
+            transactions: 0,
+            bytes: 0,
+            reorgs: 0,
+            target: None,
+            bound_by: String::new(),
+        };
+        StatusBoard { sender: Arc::new(watch::Sender::new(status)), clock }
+    }
+
+    /// Follows the status.
+    pub fn subscribe(&self) -> watch::Receiver<IngestStatus> {
+        self.sender.subscribe()
+    }
+
+    /// The status now.
+    pub fn get(&self) -> IngestStatus {
+        self.sender.borrow().clone()
+    }
+
+    /// Sets the state.
+    pub fn state(&self, state: IngestState) {
+        self.sender.send_if_modified(|status| {
+            let changed = status.state != state;
+            status.state = state;
+            changed
+        });
+    }
+
+    /// Takes over the head row's marks.
+    pub fn head(&self, head: &HeadRow) {
+        let now_ms = self.clock.now_ms();
+        self.sender.send_modify(|status| {
+            if status.tip != head.tip {
+                status.progress_at_ms = now_ms;
+            }
+            status.first = head.first;
+            status.tip = head.tip;
+            status.finalized = head.finalized;
+        });
+        if let Some(tip) = head.tip {
+            metrics::gauge!("cairn_ingest_tip_height").set(tip.height.get() as f64);
+        }
+        if let Some(finalized) = head.finalized {
+            metrics::gauge!("cairn_ingest_finalized_height").set(finalized.height.get() as f64);
+        }
+    }
+
+    /// The source answered with its head.
+    pub fn source_head(&self, height: Height, target: Height) {
+        let now_ms = self.clock.now_ms();
+        self.sender.send_modify(|status| {
+            if status.source_head != Some(height) {
+                status.source_head_changed_at_ms = now_ms;
+            }
+            status.source_head = Some(height);
+            status.source_answered_at_ms = now_ms;
+            status.target = Some(target);
+        });
+        metrics::gauge!("cairn_source_head_height").set(height.get() as f64);
+    }
+
+    /// Blocks were committed.
+    pub fn committed(&self, blocks: u64, transactions: u64, bytes: u64, bound_by: String) {
+        self.sender.send_modify(|status| {
+            status.blocks += blocks;
+            status.transactions += transactions;
+            status.bytes += bytes;
+            status.bound_by = bound_by;
+        });
+        metrics::counter!("cairn_ingest_blocks_total").increment(blocks);
+        metrics::counter!("cairn_ingest_transactions_total").increment(transactions);
+        metrics::counter!("cairn_ingest_bytes_total").increment(bytes);
+    }
+
+    /// A reorg was handled.
+    pub fn reorged(&self, depth: u64) {
+        self.sender.send_modify(|status| status.reorgs += 1);
+        metrics::counter!("cairn_ingest_reorgs_total").increment(1);
+        metrics::histogram!("cairn_ingest_reorg_depth_blocks").record(depth as f64);
+    }
+}
