@@ -145,12 +145,15 @@ pub struct StoredPage {
     pub data: Bytes,
 }
 
+#[cfg(test)]
+mod tests;
+
 fn corrupt(what: impl Into<String>) -> StoreError {
     StoreError::Corrupt { place: "an index run".into(), what: what.into() }
 }
 
 #[cfg(test)]
-mod tests {
+mod position_tests {
     use super::*;
 
     #[test]
@@ -162,7 +165,10 @@ mod tests {
         assert_eq!(RunKind::BlockId.tx_index_of(7), 0);
         assert!(RunKind::TxId.position(Height(7), MAX_TXS_PER_BLOCK).is_err());
         assert!(RunKind::LogTerm.position(Height(MAX_HEIGHT + 1), 0).is_err());
-        assert!(RunKind::TxId.first_position(Height(u64::MAX)) > RunKind::TxId.position(Height(MAX_HEIGHT), 9).expect("ok"));
+        assert!(
+            RunKind::TxId.first_position(Height(u64::MAX))
+                > RunKind::TxId.position(Height(MAX_HEIGHT), 9).expect("ok")
+        );
     }
 
     #[test]

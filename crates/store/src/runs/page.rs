@@ -94,7 +94,13 @@ impl Page {
     }
 
     /// Adds the positions of `key` within `from..=to` to `out`, ascending.
-    pub fn positions(&self, key: IndexKey, from: Position, to: Position, out: &mut Vec<Position>) -> Result<()> {
+    pub fn positions(
+        &self,
+        key: IndexKey,
+        from: Position,
+        to: Position,
+        out: &mut Vec<Position>,
+    ) -> Result<()> {
         let mut reader = self.reader();
         while let Some(entry) = reader.next_entry()? {
             if entry.key > key || (entry.key == key && entry.position > to) {
