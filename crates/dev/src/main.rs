@@ -1,0 +1,80 @@
+//! What `./dev` runs beside cargo's own tests: the public JSON-RPC suite over HTTP, comparison of a running cairn with a
+//! real node, and tests with real nodes and real client libraries. Every command that runs cases ends with a line
+//! `N passed, M failed` and fails when a case failed; figures are lines `figure NAME VALUE UNIT`.
+
+mod anvil;
+mod anvil_test;
+mod cairn;
+mod compare;
+mod diff;
+mod peer;
+mod report;
+mod rpc;
+mod traffic;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cairn-dev", about = "Tests and benchmarks of a running cairn; see ./dev help")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Every answer that cairn gives is the node's own, whole JSON.
+    Compare(compare::Options),
+    /// Follow a live anvil through reorgs and kills, then compare everything.
+    AnvilTest(anvil_test::Options),
+    /// Deploy the test contracts on an anvil and send transactions to it.
+    Traffic(traffic::Options),
+    /// A benchmark by name; without a name, lists them.
+    Bench {
+        /// Its name.
+        name: Option<String>,
+        /// Its own arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+/// Benchmarks by name. Each is a file `bench_NAME.rs` with a function that takes its own arguments.
+const BENCHMARKS: &[&str] = &[];
+
+async fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Compare(options) => compare::run(options).await,
+        Command::AnvilTest(options) => anvil_test::run(options).await,
+        Command::Traffic(options) => traffic::run(options).await,
+        Command::Bench { name, arguments } => bench(name.as_deref(), &arguments),
+    }
+}
+
+fn bench(name: Option<&str>, _arguments: &[String]) -> Result<ExitCode> {
+    match name {
+        None => {
+            for name in BENCHMARKS {
+                println!("{name}");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(name) => bail!("there is no benchmark {name}; there are: {}", BENCHMARKS.join(", ")),
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    // Both reqwest and the client libraries ask for the process-wide provider, also when they speak plain HTTP.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        bail!("a TLS provider was installed before main");
+    }
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(run(arguments.command))
+}

@@ -1,0 +1,96 @@
+# The stages of `./dev test`. Each prints its cases and ends with `N passed, M failed`; cargo's own lines are summed up.
+# Sourced, not run.
+
+EMBEDDED_STAGES=(checks cargo conformance sim)
+SERVER_STAGES=(anvil geth clients)
+
+# The binaries that all stages share: one profile for everything.
+BIN_CAIRN="${CARGO_TARGET_DIR:-target}/debug/cairn"
+BIN_DEV="${CARGO_TARGET_DIR:-target}/debug/cairn-dev"
+build_binaries() {
+  cargo build "${CARGO_FLAGS[@]}" -q -p cairn -p cairn-dev || die "the build failed"
+}
+
+stage_checks() { run_lint; }
+
+stage_cargo() { cargo test "${CARGO_FLAGS[@]}" --workspace --no-fail-fast -- --quiet; }
+
+# Imports the public suite's chain with the real binary, serves it, and asks all the suite's requests over HTTP.
+stage_conformance() {
+  need_suite
+  local suite="$SHARED/conformance/execution-apis"
+  "$BIN_DEV" conformance-test --cairn "$BIN_CAIRN" --suite "$suite" "$@"
+}
+
+stage_sim() {
+  if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-300}"; fi
+  cargo run "${CARGO_FLAGS[@]}" -q -p cairn-sim -- "$@"
+}
+
+stage_anvil() {
+  local anvil artifacts
+  anvil="$(anvil_get)" && artifacts="$(contracts)" || return 1
+  "$BIN_DEV" anvil-test --cairn "$BIN_CAIRN" --anvil "$anvil" --contracts "$artifacts" "$@"
+}
+
+stage_geth() {
+  need_suite
+  local geth
+  geth="$(geth_get)" || return 1
+  "$BIN_DEV" geth-test --cairn "$BIN_CAIRN" --geth "$geth" --suite "$SHARED/conformance/execution-apis" "$@"
+}
+
+stage_clients() {
+  local anvil artifacts deps python
+  anvil="$(anvil_get)" && artifacts="$(contracts)" && deps="$(node_deps)" && python="$(python_deps)" || return 1
+  "$BIN_DEV" client-test --cairn "$BIN_CAIRN" --anvil "$anvil" --contracts "$artifacts" \
+    --node-deps "$deps" --python "$python" --scripts tests/clients "$@"
+}
+
+# totals_of LOG: "PASSED FAILED" of a stage, from cargo's `test result:` lines or its last `N passed, M failed`.
+totals_of() {
+  awk '
+    /^test result: / { for (i = 1; i <= NF; i++) { if ($i == "passed;") p += $(i-1); if ($i == "failed;") f += $(i-1) } cargo = 1 }
+    /^[0-9]+ passed, [0-9]+ failed$/ { lp = $1; lf = $3; plain = 1 }
+    END { if (cargo) print p + 0, f + 0; else if (plain) print lp, lf; else print 0, 0 }
+  ' "$1"
+}
+
+TOTAL_PASSED=0 TOTAL_FAILED=0 SUMMARY=()
+
+# run_stage NAME: a stage that fails without a failed case, or runs no case, counts as one failed.
+run_stage() {
+  local name="$1" log="$CACHE/test-logs/$1.log" begun status=0 passed failed
+  begun="$(date +%s)"
+  printf '\n=== %s\n' "$name"
+  # In a subshell with its own error handling, so that a `die` ends the stage alone.
+  (set -euo pipefail; "stage_$name") 2>&1 | tee "$log" || status="${PIPESTATUS[0]}"
+  read -r passed failed < <(totals_of "$log")
+  if [ "$failed" = 0 ] && { [ "$status" != 0 ] || [ "$passed" = 0 ]; }; then failed=1; fi
+  TOTAL_PASSED=$((TOTAL_PASSED + passed))
+  TOTAL_FAILED=$((TOTAL_FAILED + failed))
+  SUMMARY+=("$(printf '%-12s %7d passed %4d failed %5d s' "$name" "$passed" "$failed" "$(($(date +%s) - begun))")")
+}
+
+run_tests() {
+  local stages=() stage
+  case "${1:-}" in
+    --list) printf '%s\n' "${EMBEDDED_STAGES[@]}" "${SERVER_STAGES[@]}"; return ;;
+    --embedded) stages=("${EMBEDDED_STAGES[@]}") ;;
+    '') stages=("${EMBEDDED_STAGES[@]}" "${SERVER_STAGES[@]}") ;;
+    *) stages=("$@") ;;
+  esac
+  for stage in "${stages[@]}"; do
+    declare -F "stage_$stage" > /dev/null || die "no stage $stage; there are: ${EMBEDDED_STAGES[*]} ${SERVER_STAGES[*]}"
+  done
+  need_rust
+  mkdir -p "$CACHE/test-logs"
+  build_binaries
+  for stage in "${stages[@]}"; do run_stage "$stage"; done
+  printf '\n'
+  printf '%s\n' "${SUMMARY[@]}"
+  printf '%d passed, %d failed\n' "$TOTAL_PASSED" "$TOTAL_FAILED"
+  [ "$TOTAL_FAILED" = 0 ]
+}
+
+run_bench() { cargo run "${CARGO_FLAGS[@]}" --release -q -p cairn-dev -- bench "$@"; }
