@@ -61,6 +61,18 @@ pub enum EvmError {
         /// The transaction's index.
         index: u32,
     },
+    /// An index at or beyond a block's count.
+    #[error("block {height} has {count} {what}s, there is none at index {index}")]
+    NoSuchItem {
+        /// The block.
+        height: Height,
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
     /// A relaxation that doesn't exist.
     #[error("unknown check `{name}`; the checks that can be relaxed are {known}")]
     UnknownCheck {
@@ -81,9 +93,10 @@ impl EvmError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             EvmError::Malformed { .. } | EvmError::Inconsistent(_) => ErrorKind::Retry,
-            EvmError::PartMissing { .. } | EvmError::BytesUnknown { .. } | EvmError::UnknownCheck { .. } => {
-                ErrorKind::GiveUp
-            }
+            EvmError::PartMissing { .. }
+            | EvmError::BytesUnknown { .. }
+            | EvmError::NoSuchItem { .. }
+            | EvmError::UnknownCheck { .. } => ErrorKind::GiveUp,
         }
     }
 }

@@ -7,16 +7,36 @@
 pub mod canonical;
 pub mod check;
 mod error;
+pub mod eth_config;
+pub mod fees;
+pub mod filter;
+pub mod genesis;
 pub mod overlay;
+pub mod params;
 pub mod profile;
 mod receipts;
 mod rlp;
+pub mod schedule;
 pub mod terms;
+#[cfg(test)]
+mod testdata;
+pub mod traces;
 pub mod tx;
+pub mod views;
 mod withdrawals;
 
 pub use canonical::{ConsensusBlock, from_consensus};
 pub use check::{SendersAre, check_block, check_block_with};
 pub use error::{CheckFailure, EvmError};
+pub use eth_config::UnknownFork;
+pub use fees::{FeeError, FeeHeader};
+pub use filter::{BlockSelector, FilterLimits, LogFilter, RangeError, parse_filter, resolve_range};
+pub use genesis::{GenesisError, chain_config_json, genesis_block};
+pub use params::{
+    Arguments, BlockAt, BlockTag, ParamError, TagHeights, parse_address, parse_block_at, parse_block_tag,
+    parse_bool, parse_count, parse_data, parse_hash, parse_percentiles, parse_quantity, parse_quantity_u256,
+};
 pub use profile::{ChainProfile, Checks};
+pub use schedule::{BlobParams, Fork, ForkSchedule};
 pub use terms::{TermSlot, log_term, log_terms_of_receipts};
+pub use views::BlockView;
