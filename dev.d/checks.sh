@@ -49,7 +49,7 @@ deny_tool() {
 }
 
 # Advisories are left to `cargo deny check advisories`: their database is not in a package registry.
-licences_and_duplicates() {
+dependencies() {
   local tool
   tool="$(deny_tool)" || return 1
   "$tool" --log-level error --all-features check bans licenses sources
@@ -61,6 +61,6 @@ run_lint() {
   check "cargo fmt" cargo fmt --all --check
   check "clippy, no warnings" cargo clippy "${CARGO_FLAGS[@]}" -q --workspace --all-targets -- -D warnings
   check "crate graph: only cairn, cairn-dev and tests name a backend" crate_graph
-  check "licences, sources, banned and duplicate crates" licences_and_duplicates
+  check "dependencies: licences, sources, bans" dependencies
   checks_end
 }

@@ -5,8 +5,10 @@
 mod anvil;
 mod anvil_test;
 mod cairn;
+mod client_test;
 mod compare;
 mod diff;
+mod geth_test;
 mod peer;
 mod report;
 mod rpc;
@@ -30,6 +32,10 @@ enum Command {
     Compare(compare::Options),
     /// Follow a live anvil through reorgs and kills, then compare everything.
     AnvilTest(anvil_test::Options),
+    /// Take the public suite's chain from a geth, then compare everything.
+    GethTest(geth_test::Options),
+    /// alloy, viem and web3.py against a cairn that follows anvil.
+    ClientTest(client_test::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
     Traffic(traffic::Options),
     /// A benchmark by name; without a name, lists them.
@@ -49,6 +55,8 @@ async fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Compare(options) => compare::run(options).await,
         Command::AnvilTest(options) => anvil_test::run(options).await,
+        Command::GethTest(options) => geth_test::run(options).await,
+        Command::ClientTest(options) => client_test::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), &arguments),
     }
