@@ -1,0 +1,244 @@
+//! `eth_getLogs`: the index names candidate blocks, their receipts decide.
+//!
+//! Cost follows the candidates, not the width of the range. Memory is bounded by the response limit, one chunk of blocks, and the
+//! block at hand. The result is never cut short: it is whole, or an error with a smaller range that works.
+
+use std::time::Duration;
+
+use cairn_core::{BlockId, Height, HeightRange, IndexKey, Parts, StoredBlock};
+use cairn_evm::{
+    Arguments, BlockSelector, BlockView, FilterLimits, LogFilter, RangeError, parse_filter, resolve_range,
+};
+use cairn_store::LogQuery;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::read::{Reading, Reorganised, size_bytes, unknown_tag, work};
+use super::{EthApi, Response};
+use crate::error::{INVALID_PARAMS, LIMIT_EXCEEDED, RESPONSE_TOO_LARGE, RpcError, TIMEOUT};
+
+/// What a log needs of its block.
+pub(crate) const LOG_PARTS: Parts = Parts::RECEIPTS.union(Parts::TRANSACTIONS).union(Parts::EXTRAS);
+
+/// Candidates that are asked for at once.
+const PAGE_HEIGHTS: usize = 512;
+/// Decompressed bytes that are read at once (one block may be more).
+const CHUNK_BYTES: u64 = 4 << 20;
+/// How often a query begins again when a reorg changes what it has read.
+const MAX_STARTS: usize = 4;
+
+impl EthApi {
+    /// The limits on a filter's lists.
+    pub(crate) fn filter_limits(&self) -> FilterLimits {
+        FilterLimits {
+            max_addresses: self.limits.max_filter_values,
+            max_topics_per_position: self.limits.max_filter_values,
+        }
+    }
+
+    pub(super) async fn get_logs(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+        let limits = self.filter_limits();
+        let (selector, filter) =
+            Arguments::new(params, 1)?.required(0, |value| parse_filter(value, &limits))?;
+        // A little before the hard limit, so that the answer can be an error with a smaller range.
+        let deadline =
+            Instant::now() + Duration::from_millis(self.limits.request_timeout_ms.saturating_mul(9) / 10);
+        for _ in 0..MAX_STARTS {
+            let mut reading = self.read().await?;
+            let (range, one_block) = match selector {
+                BlockSelector::Hash(hash) => {
+                    let Some(height) = reading.snapshot().find_block(BlockId(hash.0)).await? else {
+                        return Err(RpcError::server(format!("unknown block {hash}")));
+                    };
+                    (HeightRange::one(height), true)
+                }
+                BlockSelector::Range { from, to } => {
+                    let range = self.log_range(&reading, from, to)?;
+                    (range, range.len() == 1)
+                }
+            };
+            let scan = Scan::new(range, one_block, filter.clone(), self, deadline);
+            match scan.run(&mut reading).await? {
+                Ok(json) => return Ok(Response::from_json(json)),
+                Err(Reorganised) => continue,
+            }
+        }
+        Err(RpcError::new(
+            TIMEOUT,
+            "the chain reorganised again and again while it was being read; try again",
+        ))
+    }
+
+    fn log_range(
+        &self,
+        reading: &Reading,
+        from: cairn_evm::BlockTag,
+        to: cairn_evm::BlockTag,
+    ) -> Result<HeightRange, RpcError> {
+        let heights = reading.tag_heights()?;
+        let (first, last) = resolve_range(from, to, &heights).map_err(|error| match error {
+            RangeError::Invalid(error) => RpcError::from(error),
+            RangeError::UnknownTag(tag) => unknown_tag(tag),
+        })?;
+        if first < heights.earliest {
+            return Err(RpcError::pruned(Height(first), Height(heights.earliest)));
+        }
+        let range = HeightRange::inclusive(Height(first), Height(last));
+        if let Some(max) = self.limits.max_log_range_blocks.filter(|max| range.len() > *max) {
+            let hint = Height(first.saturating_add(max.max(1) - 1));
+            return Err(with_hint(
+                INVALID_PARAMS,
+                format!("query exceeds max block range {max}."),
+                range,
+                hint,
+                max,
+            ));
+        }
+        Ok(range)
+    }
+}
+
+/// An error that says which smaller range works; clients parse "Try with this block range [0xA, 0xB]".
+fn with_hint(code: i32, what: String, range: HeightRange, last: Height, limit: u64) -> RpcError {
+    let (from, to) = (format!("0x{:x}", range.start().get()), format!("0x{:x}", last.get()));
+    RpcError {
+        code,
+        message: format!("{what} Try with this block range [{from}, {to}]."),
+        data: Some(json!({ "from": from, "to": to, "limit": limit })),
+    }
+}
+
+/// One pass over a range.
+struct Scan {
+    range: HeightRange,
+    one_block: bool,
+    filter: LogFilter,
+    groups: Vec<Vec<IndexKey>>,
+    max_results: usize,
+    max_bytes: usize,
+    deadline: Instant,
+    limit_ms: u64,
+    out: Vec<u8>,
+    results: usize,
+}
+
+impl Scan {
+    fn new(range: HeightRange, one_block: bool, filter: LogFilter, api: &EthApi, deadline: Instant) -> Self {
+        Scan {
+            range,
+            one_block,
+            groups: filter.groups(),
+            filter,
+            max_results: api.limits.max_log_results,
+            max_bytes: api.limits.max_response_bytes,
+            deadline,
+            limit_ms: api.limits.request_timeout_ms,
+            out: vec![b'['],
+            results: 0,
+        }
+    }
+
+    async fn run(mut self, reading: &mut Reading) -> Result<Result<Vec<u8>, Reorganised>, RpcError> {
+        let Some(highest) = self.range.last() else { return Ok(Ok(b"[]".to_vec())) };
+        let query = LogQuery { groups: std::mem::take(&mut self.groups) };
+        let mut from = self.range.start();
+        loop {
+            if let Err(moved) = reading.renew_if_old(highest).await? {
+                return Ok(Err(moved));
+            }
+            let rest = HeightRange::new(from, self.range.end());
+            let page = reading.snapshot().log_candidates(rest, &query, PAGE_HEIGHTS).await?;
+            let Some(&last) = page.last() else { break };
+            let mut at = 0;
+            while at < page.len() {
+                if Instant::now() >= self.deadline {
+                    return Err(self.out_of_time(page[at]));
+                }
+                if let Err(moved) = reading.renew_if_old(highest).await? {
+                    return Ok(Err(moved));
+                }
+                let blocks = reading.snapshot().blocks_at(&page[at..], LOG_PARTS, CHUNK_BYTES).await?;
+                if blocks.is_empty() {
+                    return Err(RpcError::internal(format!("block {} could not be read", page[at])));
+                }
+                at += blocks.len();
+                self = self.take(blocks).await?;
+            }
+            if last >= highest {
+                break;
+            }
+            from = last.next();
+        }
+        self.out.push(b']');
+        Ok(Ok(self.out))
+    }
+
+    /// Filters a chunk of blocks, off the async threads where it is large.
+    async fn take(mut self, blocks: Vec<StoredBlock>) -> Result<Self, RpcError> {
+        let bytes = blocks.iter().map(size_bytes).sum();
+        work(bytes, move || {
+            for block in blocks {
+                self.take_block(block)?;
+            }
+            Ok(self)
+        })
+        .await
+    }
+
+    fn take_block(&mut self, block: StoredBlock) -> Result<(), RpcError> {
+        let height = block.facts.height;
+        let logs = BlockView::decode(block, None)?.logs(&self.filter, false)?;
+        if !self.one_block && self.results + logs.len() > self.max_results {
+            return Err(self.too_many(height));
+        }
+        let bytes: usize = logs.iter().map(|log| log.get().len() + 1).sum();
+        if self.out.len() + bytes + 1 > self.max_bytes {
+            return Err(self.too_large(height));
+        }
+        self.out.reserve(bytes);
+        for log in &logs {
+            if self.results > 0 {
+                self.out.push(b',');
+            }
+            self.out.extend_from_slice(log.get().as_bytes());
+            self.results += 1;
+        }
+        Ok(())
+    }
+
+    /// The last height before `height`, or the first of the range: strictly less than the whole where that is more than one block.
+    fn before(&self, height: Height) -> Height {
+        height.prev().unwrap_or(height).max(self.range.start())
+    }
+
+    fn too_many(&self, height: Height) -> RpcError {
+        let max = self.max_results;
+        let what = format!("query exceeds max results {max}.");
+        with_hint(LIMIT_EXCEEDED, what, self.range, self.before(height), max as u64)
+    }
+
+    fn too_large(&self, height: Height) -> RpcError {
+        let max = self.max_bytes;
+        if height == self.range.start() {
+            return RpcError::new(
+                RESPONSE_TOO_LARGE,
+                format!(
+                    "the matching logs of block {height} alone are more than {max} bytes; narrow the filter by address or topics"
+                ),
+            );
+        }
+        let what = format!("query exceeds max response size of {max} bytes.");
+        with_hint(RESPONSE_TOO_LARGE, what, self.range, self.before(height), max as u64)
+    }
+
+    fn out_of_time(&self, next: Height) -> RpcError {
+        let done = next.since(self.range.start());
+        let ms = self.limit_ms;
+        if done < 2 {
+            return RpcError::timeout(ms);
+        }
+        // Half of what was done in the time, so that it works on a slower day too.
+        let last = Height(self.range.start().get() + done / 2 - 1);
+        with_hint(TIMEOUT, format!("query exceeds the time limit of {ms} ms."), self.range, last, ms)
+    }
+}

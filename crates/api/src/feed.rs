@@ -1,0 +1,412 @@
+//! The head feed: one follower per server turns what the store says into head events, and every subscription takes them from there.
+//!
+//! State is `(reorg id, tip)`; everything else is read from the store, so a missed wake-up, a slow poll or a burst of reorgs loses
+//! nothing: the follower replays the reorg log from where it stood, lowest id first, and then walks up to the new tip.
+//!
+//! * Ordering: removed blocks from the old tip downwards, entry by entry of the reorg log, then added blocks upwards.
+//! * Back-pressure: none towards the store. Subscribers have a bounded queue ([`RpcLimits::feed_queue_blocks`]) and decoded blocks a byte budget
+//!   ([`RpcLimits::feed_payload_bytes`]); who falls behind either is told so and closed, never skipped over.
+//! * Idle: without subscribers nothing is read.
+//! * Shutdown: by the server's cancellation token; subscribers see the channel close.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
+use cairn_evm::BlockView;
+use cairn_store::RawSnapshot;
+use tokio::sync::{Mutex as AsyncMutex, broadcast, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::RpcError;
+use crate::eth::EthApi;
+use crate::eth::logs::LOG_PARTS;
+use crate::eth::read::{size_bytes, work};
+use crate::limits::RpcLimits;
+
+/// Blocks that one step reads under one snapshot.
+const STEP_BYTES: u64 = 4 << 20;
+/// Orphans that one step reads under one snapshot.
+const STEP_ORPHANS: usize = 16;
+/// Entries of the reorg log that are read at once.
+const REORGS_PER_READ: usize = 16;
+
+/// A decoded block's logs, as long as the budget allows.
+enum Payload {
+    /// Nobody wanted logs when the event was made.
+    NotWanted,
+    /// Here.
+    Here(Arc<BlockView>),
+    /// It had to make room.
+    Dropped,
+}
+
+/// What a subscriber finds when it asks for an event's logs.
+pub(crate) enum LogsOf {
+    /// The subscription began after the event was made.
+    NotMine,
+    /// Here.
+    Here(Arc<BlockView>),
+    /// The subscriber was too slow.
+    Dropped,
+}
+
+/// A block that came or went.
+pub(crate) struct HeadEvent {
+    /// Whether a reorg took it away.
+    pub removed: bool,
+    /// Which.
+    pub block: BlockRef,
+    /// The header as `newHeads` sends it; for added blocks only.
+    pub header: Option<Bytes>,
+    payload: Mutex<Payload>,
+}
+
+impl HeadEvent {
+    /// The block to take logs from.
+    pub(crate) fn logs(&self) -> LogsOf {
+        match &*self.payload.lock().unwrap_or_else(PoisonError::into_inner) {
+            Payload::NotWanted => LogsOf::NotMine,
+            Payload::Here(view) => LogsOf::Here(Arc::clone(view)),
+            Payload::Dropped => LogsOf::Dropped,
+        }
+    }
+
+    fn drop_payload(&self) {
+        *self.payload.lock().unwrap_or_else(PoisonError::into_inner) = Payload::Dropped;
+    }
+}
+
+/// What the follower says.
+#[derive(Clone)]
+pub(crate) enum FeedMessage {
+    /// A block came or went.
+    Head(Arc<HeadEvent>),
+    /// The feed can't go on without a gap: every subscription ends.
+    Broken(Arc<str>),
+}
+
+/// Which events a subscriber needs payloads of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wants {
+    /// Headers only.
+    Headers,
+    /// Logs.
+    Logs,
+}
+
+/// A place in the feed. Dropping it leaves.
+pub(crate) struct FeedSubscriber {
+    pub receiver: broadcast::Receiver<FeedMessage>,
+    _guard: Guard,
+}
+
+struct Guard {
+    feed: Arc<Feed>,
+    wants: Wants,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.feed.counter(self.wants).fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    uuid: [u8; 16],
+    reorg_id: u64,
+    tip: Option<BlockRef>,
+}
+
+/// The follower's shared half.
+pub(crate) struct Feed {
+    api: Arc<EthApi>,
+    sender: broadcast::Sender<FeedMessage>,
+    headers_wanted: AtomicUsize,
+    logs_wanted: AtomicUsize,
+    state: AsyncMutex<FollowerState>,
+}
+
+#[derive(Default)]
+struct FollowerState {
+    /// `None` while nobody listens.
+    place: Option<Place>,
+    /// Events that still hold their payload, oldest first, with its bytes.
+    held: VecDeque<(Arc<HeadEvent>, usize)>,
+    held_bytes: usize,
+}
+
+enum Step {
+    /// At the tip.
+    Done,
+    /// There is more.
+    More,
+}
+
+impl Feed {
+    /// A feed without subscribers.
+    pub(crate) fn new(api: Arc<EthApi>) -> Arc<Self> {
+        let (sender, _) = broadcast::channel(api.limits().feed_queue_blocks.max(1));
+        Arc::new(Feed {
+            api,
+            sender,
+            headers_wanted: AtomicUsize::new(0),
+            logs_wanted: AtomicUsize::new(0),
+            state: AsyncMutex::new(FollowerState::default()),
+        })
+    }
+
+    fn limits(&self) -> &RpcLimits {
+        self.api.limits()
+    }
+
+    fn counter(&self, wants: Wants) -> &AtomicUsize {
+        match wants {
+            Wants::Headers => &self.headers_wanted,
+            Wants::Logs => &self.logs_wanted,
+        }
+    }
+
+    fn listeners(&self) -> usize {
+        self.headers_wanted.load(Ordering::Acquire) + self.logs_wanted.load(Ordering::Acquire)
+    }
+
+    /// Joins: every change of the head after this returns is delivered.
+    pub(crate) async fn subscribe(self: &Arc<Self>, wants: Wants) -> Result<FeedSubscriber, RpcError> {
+        let mut state = self.state.lock().await;
+        if state.place.is_none() {
+            let snapshot = self.api.reader().snapshot().await?;
+            let head = snapshot.head();
+            state.place = Some(Place { uuid: head.info.uuid, reorg_id: head.newest_reorg.id, tip: head.tip });
+        }
+        self.counter(wants).fetch_add(1, Ordering::AcqRel);
+        let guard = Guard { feed: Arc::clone(self), wants };
+        Ok(FeedSubscriber { receiver: self.sender.subscribe(), _guard: guard })
+    }
+
+    /// Follows the head until cancelled. `hint` wakes it earlier than the poll interval.
+    pub(crate) async fn run(
+        self: Arc<Self>,
+        mut hint: Option<watch::Receiver<u64>>,
+        cancel: CancellationToken,
+    ) {
+        let pause = Duration::from_millis(self.limits().head_poll_ms.max(1));
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+                () = woken(&mut hint) => {}
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = self.catch_up() => {}
+            }
+        }
+    }
+
+    /// Goes to the store's head as far as it is now.
+    async fn catch_up(&self) {
+        loop {
+            // The lock is given back between steps, so that a new subscriber waits for one step at most.
+            let mut state = self.state.lock().await;
+            if self.listeners() == 0 {
+                *state = FollowerState::default();
+                return;
+            }
+            match self.step(&mut state).await {
+                Ok(Step::More) => {}
+                Ok(Step::Done) => return,
+                Err(error) if error.code == crate::error::TIMEOUT => {
+                    tracing::warn!(%error, "the head feed will try again");
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the head feed ends its subscriptions");
+                    *state = FollowerState::default();
+                    // No receiver left is no failure.
+                    let _ = self.sender.send(FeedMessage::Broken(error.message.into()));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One bounded piece of the way under one snapshot.
+    async fn step(&self, state: &mut FollowerState) -> Result<Step, RpcError> {
+        let snapshot = self.api.reader().snapshot().await?;
+        let head = snapshot.head().clone();
+        let mut place = match state.place {
+            Some(place) if place.uuid == head.info.uuid => place,
+            // Listeners came while the place was lost: they begin here.
+            None => Place { uuid: head.info.uuid, reorg_id: head.newest_reorg.id, tip: head.tip },
+            Some(_) => return Err(RpcError::server("the store was replaced; subscribe again")),
+        };
+        if head.newest_reorg.id < place.reorg_id {
+            return Err(RpcError::server("the store's reorg log went back; subscribe again"));
+        }
+        if head.newest_reorg.id > place.reorg_id {
+            let more = self.unwind(state, &mut place, &*snapshot).await?;
+            state.place = Some(place);
+            if more {
+                return Ok(Step::More);
+            }
+        }
+        if let Some(tip) = place.tip {
+            let here = snapshot.linked_ref(tip.height).await?;
+            if here.map(|here| here.block) != Some(tip) {
+                return Err(RpcError::server(format!(
+                    "block {tip} left the chain without a reorg; subscribe again"
+                )));
+            }
+        }
+        let more = self.climb(state, &mut place, &*snapshot).await?;
+        state.place = Some(place);
+        Ok(if more { Step::More } else { Step::Done })
+    }
+
+    /// Replays the reorg log. Returns whether there is more of it.
+    async fn unwind(
+        &self,
+        state: &mut FollowerState,
+        place: &mut Place,
+        snapshot: &dyn RawSnapshot,
+    ) -> Result<bool, RpcError> {
+        let wanted = self.logs_wanted.load(Ordering::Acquire) > 0;
+        let mut budget = STEP_ORPHANS;
+        for entry in snapshot.reorgs(place.reorg_id, REORGS_PER_READ).await? {
+            // What stands above our tip was never announced.
+            let announced = |orphan: &&cairn_store::OrphanRef| {
+                place.tip.is_some_and(|tip| orphan.block.height <= tip.height)
+            };
+            let gone: Vec<BlockRef> =
+                entry.orphans.iter().filter(announced).map(|orphan| orphan.block).collect();
+            for orphan in gone.into_iter().rev() {
+                if place.tip != Some(orphan) {
+                    return Err(RpcError::server(format!(
+                        "reorg {} takes away block {orphan}, which is not the one that was announced; subscribe again",
+                        entry.id
+                    )));
+                }
+                if budget == 0 {
+                    return Ok(true);
+                }
+                budget -= 1;
+                let payload = if wanted {
+                    let Some(block) = snapshot.orphan(entry.id, orphan.id, LOG_PARTS).await? else {
+                        return Err(RpcError::server(format!(
+                            "block {orphan} was taken away by reorg {} and pruned before its logs could be revoked; subscribe again",
+                            entry.id
+                        )));
+                    };
+                    Some(block)
+                } else {
+                    None
+                };
+                self.emit(state, true, orphan, None, payload).await?;
+                place.tip = match orphan.height.prev() {
+                    // The parent is either the next orphan or the common block.
+                    Some(height) if height == entry.common.height => Some(entry.common),
+                    Some(height) => {
+                        entry.orphans.iter().map(|o| o.block).find(|block| block.height == height)
+                    }
+                    None => None,
+                };
+                state.place = Some(*place);
+            }
+            place.reorg_id = entry.id;
+            state.place = Some(*place);
+        }
+        Ok(place.reorg_id < snapshot.head().newest_reorg.id)
+    }
+
+    /// Walks up to the snapshot's tip. Returns whether there is more of the way.
+    async fn climb(
+        &self,
+        state: &mut FollowerState,
+        place: &mut Place,
+        snapshot: &dyn RawSnapshot,
+    ) -> Result<bool, RpcError> {
+        let head = snapshot.head();
+        let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(false) };
+        let from = place.tip.map_or(first, |tip| tip.height.next());
+        if from > tip.height {
+            return Ok(false);
+        }
+        let wanted = self.logs_wanted.load(Ordering::Acquire) > 0;
+        let parts = if wanted { LOG_PARTS.union(HEADER_PARTS) } else { HEADER_PARTS };
+        let schedule = self.api.schedule(&head.info);
+        let blocks = snapshot.blocks(HeightRange::inclusive(from, tip.height), parts, STEP_BYTES).await?;
+        for (block, height) in blocks.into_iter().zip(from.get()..) {
+            let facts = block.facts;
+            if facts.height != Height(height) || place.tip.is_some_and(|tip| facts.parent_id != tip.id) {
+                return Err(RpcError::server(format!(
+                    "block {} does not follow what was announced; subscribe again",
+                    facts.block_ref()
+                )));
+            }
+            let (header_block, schedule) =
+                (StoredBlock { receipts: Bytes::new(), ..block.clone() }, schedule.clone());
+            let header = work(size_bytes(&header_block), move || {
+                let view = BlockView::decode(header_block, schedule.as_deref())?;
+                Ok(Bytes::from(serde_json::to_vec(&view.header_json()?)?))
+            })
+            .await?;
+            self.emit(state, false, facts.block_ref(), Some(header), wanted.then_some(block)).await?;
+            place.tip = Some(facts.block_ref());
+            state.place = Some(*place);
+        }
+        Ok(place.tip.is_none_or(|reached| reached.height < tip.height))
+    }
+
+    async fn emit(
+        &self,
+        state: &mut FollowerState,
+        removed: bool,
+        block: BlockRef,
+        header: Option<Bytes>,
+        payload: Option<StoredBlock>,
+    ) -> Result<(), RpcError> {
+        let mut bytes = 0;
+        let payload = match payload {
+            Some(stored) => {
+                bytes = size_bytes(&stored);
+                Payload::Here(Arc::new(work(bytes, move || Ok(BlockView::decode(stored, None)?)).await?))
+            }
+            None => Payload::NotWanted,
+        };
+        let event = Arc::new(HeadEvent { removed, block, header, payload: Mutex::new(payload) });
+        if bytes > 0 {
+            state.held.push_back((Arc::clone(&event), bytes));
+            state.held_bytes += bytes;
+            // The newest is kept whatever its size: a single large block must not end subscriptions by itself.
+            while state.held_bytes > self.limits().feed_payload_bytes && state.held.len() > 1 {
+                if let Some((old, old_bytes)) = state.held.pop_front() {
+                    old.drop_payload();
+                    state.held_bytes -= old_bytes;
+                }
+            }
+        }
+        // No receiver left is no failure.
+        let _ = self.sender.send(FeedMessage::Head(event));
+        Ok(())
+    }
+}
+
+/// What `newHeads` needs of a block.
+const HEADER_PARTS: Parts = Parts::HEADER.union(Parts::EXTRAS);
+
+async fn woken(hint: &mut Option<watch::Receiver<u64>>) {
+    match hint {
+        Some(receiver) => {
+            if receiver.changed().await.is_err() {
+                // Nobody will wake us any more: the poll interval goes on.
+                *hint = None;
+            }
+        }
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,197 @@
+//! Whether the archive is alive, fresh, and why not (field case X01: healthy but frozen).
+//!
+//! The ingester reports what it sees; a report is worked out when somebody asks. "The chain itself stands still" is told apart from "we
+//! stand still": in the first the source answers, its head doesn't move, and we are at it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cairn_core::{Clock, Height};
+use serde::Serialize;
+
+/// Says how things are.
+pub trait Readiness: Send + Sync {
+    /// Now.
+    fn report(&self) -> ReadinessReport;
+}
+
+/// What is wrong, or that nothing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadyState {
+    /// Fresh.
+    Ready,
+    /// No block is stored yet.
+    NoBlockYet,
+    /// The tip is too far below the source's head.
+    LaggingBlocks,
+    /// The tip hasn't moved for too long though there are new blocks, or though the source is not heard.
+    Stale,
+    /// The tip's own time is too long ago.
+    LaggingSeconds,
+    /// Ingest stopped and wants a person.
+    Halted,
+    /// The source is heard, and its own head hasn't moved for too long.
+    ChainStalled,
+}
+
+/// A report, as `/readyz` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReadinessReport {
+    /// Whether to send requests here.
+    pub ready: bool,
+    /// In a word.
+    pub state: ReadyState,
+    /// In a sentence.
+    pub reason: String,
+    /// The stored tip.
+    pub tip: Option<Height>,
+    /// The source's head.
+    pub source_head: Option<Height>,
+    /// How many blocks the tip is behind.
+    pub lag_blocks: Option<u64>,
+    /// How old the tip's own time is.
+    pub tip_age_ms: Option<u64>,
+    /// When the tip last moved.
+    pub idle_ms: Option<u64>,
+    /// When the source last answered.
+    pub source_silent_ms: Option<u64>,
+}
+
+/// When the archive counts as not ready. `None` in any field: not looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadinessLimits {
+    /// Blocks that the tip may be behind the source's head.
+    pub max_lag_blocks: Option<u64>,
+    /// How long the tip may stand still.
+    pub max_idle_ms: Option<u64>,
+    /// How old the tip's own time may be.
+    pub max_tip_age_ms: Option<u64>,
+}
+
+impl Default for ReadinessLimits {
+    fn default() -> Self {
+        ReadinessLimits { max_lag_blocks: Some(10), max_idle_ms: Some(120_000), max_tip_age_ms: None }
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    /// Height and its own time.
+    tip: Option<(Height, u64)>,
+    tip_moved_at_ms: u64,
+    source_head: Option<Height>,
+    source_head_moved_at_ms: u64,
+    source_answered_at_ms: Option<u64>,
+    halted: Option<String>,
+}
+
+/// What the ingester has seen, shared with whoever asks.
+#[derive(Debug)]
+pub struct HealthState {
+    limits: ReadinessLimits,
+    clock: Arc<dyn Clock>,
+    seen: Mutex<Seen>,
+}
+
+impl HealthState {
+    /// Nothing seen yet.
+    pub fn new(limits: ReadinessLimits, clock: Arc<dyn Clock>) -> Self {
+        let now_ms = clock.now_ms();
+        let seen = Seen { tip_moved_at_ms: now_ms, source_head_moved_at_ms: now_ms, ..Seen::default() };
+        HealthState { limits, clock, seen: Mutex::new(seen) }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stored tip is this one, with its own time in milliseconds since 1970. Any change counts as movement, also down.
+    pub fn tip(&self, height: Height, timestamp_ms: u64) {
+        let now_ms = self.clock.now_ms();
+        let mut seen = self.seen();
+        if seen.tip != Some((height, timestamp_ms)) {
+            seen.tip = Some((height, timestamp_ms));
+            seen.tip_moved_at_ms = now_ms;
+        }
+    }
+
+    /// The source answered and its head is this one.
+    pub fn source_head(&self, height: Height) {
+        let now_ms = self.clock.now_ms();
+        let mut seen = self.seen();
+        if seen.source_head != Some(height) {
+            seen.source_head = Some(height);
+            seen.source_head_moved_at_ms = now_ms;
+        }
+        seen.source_answered_at_ms = Some(now_ms);
+    }
+
+    /// Ingest stopped and wants a person.
+    pub fn halted(&self, message: impl Into<String>) {
+        self.seen().halted = Some(message.into());
+    }
+
+    /// Ingest goes on.
+    pub fn resumed(&self) {
+        self.seen().halted = None;
+    }
+}
+
+impl Readiness for HealthState {
+    fn report(&self) -> ReadinessReport {
+        let seen = self.seen().clone();
+        let now_ms = self.clock.now_ms();
+        let since = |then_ms: u64| now_ms.saturating_sub(then_ms);
+        let (tip, source_head) = (seen.tip.map(|(height, _)| height), seen.source_head);
+        let lag_blocks = tip.zip(source_head).map(|(tip, head)| head.since(tip));
+        let idle_ms = since(seen.tip_moved_at_ms);
+        let tip_age_ms = seen.tip.map(|(_, timestamp_ms)| since(timestamp_ms));
+        let source_silent_ms = seen.source_answered_at_ms.map(since);
+        let over = |value: Option<u64>, limit: Option<u64>| {
+            value.zip(limit).is_some_and(|(value, limit)| value > limit)
+        };
+        let is_idle = over(Some(idle_ms), self.limits.max_idle_ms);
+        let source_is_heard = source_silent_ms.is_some() && !over(source_silent_ms, self.limits.max_idle_ms);
+        let seconds = |ms: u64| ms / 1000;
+        let (state, reason) = if let Some(message) = seen.halted {
+            (ReadyState::Halted, format!("ingest halted: {message}"))
+        } else if tip.is_none() {
+            (ReadyState::NoBlockYet, "no block is stored yet".to_owned())
+        } else if over(lag_blocks, self.limits.max_lag_blocks) {
+            let (lag, max) = (lag_blocks.unwrap_or(0), self.limits.max_lag_blocks.unwrap_or(0));
+            (ReadyState::LaggingBlocks, format!("{lag} blocks behind the source's head; {max} are allowed"))
+        } else if is_idle && source_is_heard && lag_blocks == Some(0) {
+            let s = seconds(since(seen.source_head_moved_at_ms));
+            (
+                ReadyState::ChainStalled,
+                format!(
+                    "the source answers, but its own head has not moved for {s} s; this archive is at it"
+                ),
+            )
+        } else if is_idle {
+            let s = seconds(idle_ms);
+            let source = match source_silent_ms {
+                None => "the source has not been heard".to_owned(),
+                Some(ms) if source_is_heard => format!("the source answered {} s ago", seconds(ms)),
+                Some(ms) => format!("the source has been silent for {} s", seconds(ms)),
+            };
+            (ReadyState::Stale, format!("no new block for {s} s; {source}"))
+        } else if over(tip_age_ms, self.limits.max_tip_age_ms) {
+            let s = seconds(tip_age_ms.unwrap_or(0));
+            (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
+        } else {
+            (ReadyState::Ready, "fresh".to_owned())
+        };
+        ReadinessReport {
+            ready: state == ReadyState::Ready,
+            state,
+            reason,
+            tip,
+            source_head,
+            lag_blocks,
+            tip_age_ms,
+            idle_ms: tip.map(|_| idle_ms),
+            source_silent_ms,
+        }
+    }
+}

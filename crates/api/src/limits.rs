@@ -1,0 +1,98 @@
+//! Every limit of the API, with its unit in its name and a default that suits one machine.
+//!
+//! Memory, worst case: `max_heavy_requests` × (`max_response_bytes` + one decoded block) while answers are made, plus
+//! `responses_in_flight_bytes` while they are sent, plus `bodies_in_flight_bytes` and 64 KiB a connection while requests are read, plus
+//! `feed_payload_bytes` for subscriptions. Nothing clamps silently: what goes over a limit is an error that names it.
+
+use serde::{Deserialize, Serialize};
+
+/// The limits of a JSON-RPC server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RpcLimits {
+    /// Connections at once, HTTP and WebSocket together; further ones wait in the listen queue.
+    pub max_connections: usize,
+    /// The body of an HTTP request.
+    pub max_body_bytes: usize,
+    /// A WebSocket message.
+    pub max_ws_message_bytes: usize,
+    /// Memory for the HTTP bodies above 64 KiB that are being read, all together.
+    pub bodies_in_flight_bytes: usize,
+    /// Items of a batch.
+    pub max_batch_items: usize,
+    /// The result of one request, and all results of one batch together.
+    pub max_response_bytes: usize,
+    /// Memory for responses that are made but not yet sent, all together.
+    pub responses_in_flight_bytes: usize,
+    /// From the start of a request to its result.
+    pub request_timeout_ms: u64,
+    /// From the start of a batch to its last result.
+    pub batch_timeout_ms: u64,
+    /// To receive the headers of an HTTP request; also how long an idle connection is kept.
+    pub header_timeout_ms: u64,
+    /// To receive the body of an HTTP request.
+    pub body_timeout_ms: u64,
+    /// How long a peer may refuse to take a byte before its connection is cut.
+    pub write_stall_timeout_ms: u64,
+    /// How long a stopping server waits for what is under way.
+    pub shutdown_grace_ms: u64,
+    /// Requests answered at once; each item of a batch counts.
+    pub max_concurrent_requests: usize,
+    /// Of them, those that may read or write megabytes (logs, receipts of a block, whole blocks, traces).
+    pub max_heavy_requests: usize,
+    /// Requests answered at once for one WebSocket connection.
+    pub max_requests_in_flight_per_connection: usize,
+    /// Subscriptions of one WebSocket connection.
+    pub max_subscriptions_per_connection: usize,
+    /// Blocks that a subscriber may be behind the newest before its connection is closed.
+    pub feed_queue_blocks: usize,
+    /// Memory for decoded blocks that subscribers have not taken yet; a subscriber that needs one that was dropped is closed.
+    pub feed_payload_bytes: usize,
+    /// How often subscriptions look for a new head when nobody wakes them.
+    pub head_poll_ms: u64,
+    /// How often an idle WebSocket peer is asked whether it is there; silence for two intervals closes it.
+    pub ws_ping_interval_ms: u64,
+    /// Logs of one `eth_getLogs` over more than one block. A single block is never capped.
+    pub max_log_results: usize,
+    /// Blocks of one `eth_getLogs`; `None`: no limit.
+    pub max_log_range_blocks: Option<u64>,
+    /// Addresses, and alternatives per topic position, of one filter.
+    pub max_filter_values: usize,
+    /// Blocks of one `eth_feeHistory`.
+    pub max_fee_history_blocks: u64,
+    /// A read snapshot is renewed when it is older (on the same fork only).
+    pub max_snapshot_age_ms: u64,
+}
+
+impl Default for RpcLimits {
+    fn default() -> Self {
+        RpcLimits {
+            max_connections: 512,
+            max_body_bytes: 5 << 20,
+            max_ws_message_bytes: 1 << 20,
+            bodies_in_flight_bytes: 64 << 20,
+            max_batch_items: 1000,
+            max_response_bytes: 64 << 20,
+            responses_in_flight_bytes: 256 << 20,
+            request_timeout_ms: 30_000,
+            batch_timeout_ms: 60_000,
+            header_timeout_ms: 30_000,
+            body_timeout_ms: 15_000,
+            write_stall_timeout_ms: 20_000,
+            shutdown_grace_ms: 5_000,
+            max_concurrent_requests: 64,
+            max_heavy_requests: 8,
+            max_requests_in_flight_per_connection: 16,
+            max_subscriptions_per_connection: 64,
+            feed_queue_blocks: 256,
+            feed_payload_bytes: 64 << 20,
+            head_poll_ms: 500,
+            ws_ping_interval_ms: 30_000,
+            max_log_results: 10_000,
+            max_log_range_blocks: None,
+            max_filter_values: 1000,
+            max_fee_history_blocks: 1024,
+            max_snapshot_age_ms: 1_000,
+        }
+    }
+}
