@@ -1,1 +1,3 @@
 //! EVM chains.
+
+pub mod file;
