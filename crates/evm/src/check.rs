@@ -62,7 +62,7 @@ pub fn check_block_with(
     check.transactions(&body, senders)?;
     check.ommers(&body)?;
     check.withdrawals(&body)?;
-    let bloom = check.receipts(&receipts)?;
+    let bloom = check.receipts(&body, &receipts)?;
     check.bloom(&bloom)?;
     Ok(check.unverified)
 }
@@ -238,7 +238,7 @@ impl Check<'_> {
     }
 
     /// Compares the receipts with the header and the facts, and returns the bloom of all logs.
-    fn receipts(&mut self, receipts: &Receipts<'_>) -> Result<Bloom, CheckFailure> {
+    fn receipts(&mut self, body: &Body<'_>, receipts: &Receipts<'_>) -> Result<Bloom, CheckFailure> {
         let check = Checks::RECEIPTS_ROOT;
         let height = self.height;
         let malformed = |index: usize, error: alloy_rlp::Error| {
@@ -264,12 +264,19 @@ impl Check<'_> {
                 continue;
             }
             block_bloom.accrue_bloom(&bloom);
-            unknown_types |= u64::from(receipt.ty) > tx::NEWEST_KNOWN_TYPE;
             if runs {
+                // The transactions root covers the body's type; what a receipt says of itself must not decide what it is held to.
+                let ty = body.transaction(index).map(tx::type_of);
+                if let Some(ty) = ty.filter(|ty| *ty != receipt.ty) {
+                    let message =
+                        format!("transaction {index} has type {ty}, its receipt type {}", receipt.ty);
+                    return Err(self.fail(check, message));
+                }
+                unknown_types |= ty.is_none_or(|ty| u64::from(ty) > tx::NEWEST_KNOWN_TYPE);
                 if receipt.outcome == Outcome::Unknown {
                     return Err(self.fail(check, format!("receipt {index} has neither status nor root")));
                 }
-                let mut bytes = Vec::with_capacity(receipt.logs_raw.len() + 320);
+                let mut bytes = Vec::new();
                 receipt.encode_consensus(&bloom, &mut bytes);
                 encoded.push(bytes);
             }

@@ -16,6 +16,7 @@ pub mod params;
 pub mod profile;
 mod receipts;
 mod rlp;
+pub mod rpc_block;
 pub mod schedule;
 pub mod terms;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use params::{
     parse_bool, parse_count, parse_data, parse_hash, parse_percentiles, parse_quantity, parse_quantity_u256,
 };
 pub use profile::{ChainProfile, Checks};
+pub use rpc_block::{Beside, from_rpc, from_rpc_with, linked_ref_from_rpc};
 pub use schedule::{BlobParams, Fork, ForkSchedule};
 pub use terms::{TermSlot, log_term, log_terms_of_receipts};
 pub use views::BlockView;

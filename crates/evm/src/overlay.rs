@@ -21,6 +21,8 @@ use serde_json::{Map, Value};
 
 use crate::EvmError;
 
+pub(crate) mod diff;
+
 /// The differences of one object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Patch {

@@ -63,17 +63,15 @@ pub(crate) struct Receipt<'a> {
     pub ty: u8,
     pub outcome: Outcome<'a>,
     pub cumulative_gas: u64,
-    /// The list of logs with its header.
-    pub logs_raw: &'a [u8],
-    /// The list's payload.
-    logs: &'a [u8],
+    /// The logs' RLP items, without the header of their list.
+    pub logs: &'a [u8],
     /// RLP items after the logs.
     pub rest: &'a [u8],
 }
 
 impl<'a> Receipt<'a> {
     /// From the stored form. The logs are only delimited, not decoded.
-    fn decode_stored(item: Item<'a>) -> Result<Self> {
+    pub fn decode_stored(item: Item<'a>) -> Result<Self> {
         let mut items = item.items()?;
         let mut ty = items.required()?.raw;
         let ty = u8::decode(&mut ty)?;
@@ -104,15 +102,8 @@ impl<'a> Receipt<'a> {
         if with_bloom && items.required()?.string()?.len() != 256 {
             return Err(Error::Custom("a bloom has 256 bytes"));
         }
-        let logs = items.required()?;
-        Ok(Receipt {
-            ty,
-            outcome,
-            cumulative_gas,
-            logs_raw: logs.raw,
-            logs: logs.items()?.rest(),
-            rest: items.rest(),
-        })
+        let logs = items.required()?.items()?.rest();
+        Ok(Receipt { ty, outcome, cumulative_gas, logs, rest: items.rest() })
     }
 
     /// Its logs in order.
@@ -149,24 +140,29 @@ impl<'a> Receipt<'a> {
         self.ty.encode(&mut head);
         self.outcome.encode(&mut head);
         self.cumulative_gas.encode(&mut head);
-        rlp::list_header(head.len() + self.logs_raw.len() + self.rest.len(), out);
-        out.extend_from_slice(&head);
-        out.extend_from_slice(self.logs_raw);
-        out.extend_from_slice(self.rest);
+        self.encode_after(&head, out);
     }
 
     /// Appends the EIP-2718 form with `bloom`.
     pub fn encode_consensus(&self, bloom: &Bloom, out: &mut Vec<u8>) {
+        out.reserve(self.logs.len() + self.rest.len() + 330);
         if self.ty != 0 {
             out.push(self.ty);
         }
-        let mut head = Vec::with_capacity(48);
+        let mut head = Vec::with_capacity(320);
         self.outcome.encode(&mut head);
         self.cumulative_gas.encode(&mut head);
-        rlp::list_header(head.len() + bloom.length() + self.logs_raw.len() + self.rest.len(), out);
-        out.extend_from_slice(&head);
-        bloom.encode(out);
-        out.extend_from_slice(self.logs_raw);
+        bloom.encode(&mut head);
+        self.encode_after(&head, out);
+    }
+
+    /// Appends the list of what is encoded in `head`, the logs and the rest.
+    fn encode_after(&self, head: &[u8], out: &mut Vec<u8>) {
+        let logs = alloy_rlp::Header { list: true, payload_length: self.logs.len() };
+        rlp::list_header(head.len() + logs.length_with_payload() + self.rest.len(), out);
+        out.extend_from_slice(head);
+        logs.encode(out);
+        out.extend_from_slice(self.logs);
         out.extend_from_slice(self.rest);
     }
 }

@@ -378,7 +378,7 @@ impl BlockView {
         let covered = self.body()?.in_roots(self.overlay.injected);
         let one = |receipt: &Receipt<'_>| {
             let bloom = receipt.bloom().map_err(|error| self.malformed("receipts", error))?;
-            let mut bytes = Vec::with_capacity(receipt.logs_raw.len() + 320);
+            let mut bytes = Vec::new();
             receipt.encode_consensus(&bloom, &mut bytes);
             Ok(bytes.into())
         };

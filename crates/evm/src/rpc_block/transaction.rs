@@ -1,0 +1,231 @@
+//! A transaction from a node's JSON.
+
+use alloy_consensus::transaction::from_eip155_value;
+use alloy_consensus::{EthereumTypedTransaction, TxEip1559, TxEip2930, TxEip4844, TxEip7702, TxLegacy};
+use alloy_eips::eip2718::Encodable2718;
+use alloy_eips::eip2930::{AccessList, AccessListItem};
+use alloy_eips::eip7702::{Authorization, SignedAuthorization};
+use alloy_primitives::{Address, B256, Signature, TxKind, U256, keccak256};
+use serde_json::Value;
+
+use super::json::{Object, Place};
+use crate::tx::{self, TxEnvelope};
+use crate::{ChainProfile, CheckFailure, Checks, EvmError};
+
+/// What a node's object says, as far as it is understood.
+#[derive(Debug)]
+pub(crate) struct NodeTx {
+    pub id: B256,
+    pub ty: u8,
+    /// Empty where the node doesn't say, and it can't be recovered.
+    pub sender: Vec<u8>,
+    /// EIP-2718 bytes, where they are known.
+    pub bytes: Option<Vec<u8>>,
+    /// Decoded, where the type is known and the bytes hash to the id.
+    pub known: Option<TxEnvelope>,
+    /// Why a transaction of known type is not decoded.
+    pub refused: Option<EvmError>,
+}
+
+/// Reads a transaction. `raw` are its EIP-2718 bytes where they were fetched.
+///
+/// A transaction of known type that doesn't decode, or doesn't hash to the node's hash, is not an error here: the caller decides by
+/// `refused`. What makes no sense at all is: no object, no hash, a type that is no small number.
+pub(crate) fn read(
+    object: Object<'_>,
+    raw: Option<&[u8]>,
+    profile: &ChainProfile,
+) -> Result<NodeTx, EvmError> {
+    let ty = type_of(object)?.unwrap_or(0);
+    let from = object.opt_address("from")?;
+    let mut refused = None;
+    let mut bytes = None;
+    let mut known = None;
+    let claimed = object.opt_fixed::<32>("hash")?.map(B256::new);
+    match raw {
+        Some(raw) => {
+            let computed = keccak256(raw);
+            if claimed.is_some_and(|claimed| claimed != computed) {
+                refused = Some(mismatch(object.place, claimed, computed));
+            } else {
+                known = tx::decode(raw).map_err(|error| {
+                    EvmError::malformed(object.place.to_string(), format!("its raw bytes: {error}"))
+                })?;
+                bytes = Some(raw.to_vec());
+            }
+        }
+        None if u64::from(ty) <= tx::NEWEST_KNOWN_TYPE => match fields(object, ty) {
+            Ok(envelope) => {
+                let encoded = envelope.encoded_2718();
+                let computed = keccak256(&encoded);
+                if claimed.is_some_and(|claimed| claimed != computed) {
+                    refused = Some(mismatch(object.place, claimed, computed));
+                } else {
+                    known = Some(envelope);
+                    bytes = Some(encoded);
+                }
+            }
+            Err(error) => refused = Some(error),
+        },
+        None => {}
+    }
+    let id = match (claimed, &bytes) {
+        (Some(id), _) => id,
+        (None, Some(bytes)) => keccak256(bytes),
+        (None, None) => return Err(refused.unwrap_or_else(|| object.wrong("hash", "it is missing"))),
+    };
+    let sender = match (from, &known) {
+        (Some(from), _) => from.to_vec(),
+        (None, Some(known)) => match tx::recover_sender(known) {
+            Some(sender) => sender.to_vec(),
+            None if profile.relaxes(Checks::SENDERS) => Vec::new(),
+            None => return Err(object.wrong("from", "it is missing, and the signature gives no sender")),
+        },
+        (None, None) => Vec::new(),
+    };
+    Ok(NodeTx { id, ty, sender, bytes, known, refused })
+}
+
+fn mismatch(place: Place, claimed: Option<B256>, computed: B256) -> EvmError {
+    let message = format!(
+        "{}: hash is {}, its fields hash to {computed}",
+        Place { height: None, ..place },
+        claimed.unwrap_or_default()
+    );
+    CheckFailure::new(Checks::TRANSACTIONS_ROOT, place.height.unwrap_or_default(), message).into()
+}
+
+/// The type as the object says it: `None` where it doesn't (legacy).
+pub(crate) fn type_of(object: Object<'_>) -> Result<Option<u8>, EvmError> {
+    let Some(ty) = object.opt_u64("type")? else { return Ok(None) };
+    u8::try_from(ty).map(Some).map_err(|_| object.wrong("type", format!("{ty:#x} is no transaction type")))
+}
+
+/// Builds the transaction of a known type from its fields.
+fn fields(object: Object<'_>, ty: u8) -> Result<TxEnvelope, EvmError> {
+    let nonce = object.u64("nonce")?;
+    let gas_limit = object.u64("gas")?;
+    let to = object.opt_address("to")?;
+    let kind = to.map_or(TxKind::Create, TxKind::Call);
+    let value = object.u256("value")?;
+    let input = if object.get("input").is_some() { object.data("input")? } else { object.data("data")? };
+    let (r, s) = (object.u256("r")?, object.u256("s")?);
+    if ty == 0 {
+        let (parity, chain_id) = legacy_v(object)?;
+        let gas_price = object.u128("gasPrice")?;
+        let tx = TxLegacy { chain_id, nonce, gas_price, gas_limit, to: kind, value, input };
+        return Ok(TxEnvelope::new_unhashed(
+            EthereumTypedTransaction::Legacy(tx),
+            Signature::new(r, s, parity),
+        ));
+    }
+    let chain_id = object.u64("chainId")?;
+    let access_list = access_list(object)?;
+    let signature = Signature::new(r, s, parity(object)?);
+    let recipient =
+        || to.ok_or_else(|| object.wrong("to", "it is missing, and this type can't create contracts"));
+    let (max_fee_per_gas, max_priority_fee_per_gas) =
+        if ty == 1 { (0, 0) } else { (object.u128("maxFeePerGas")?, object.u128("maxPriorityFeePerGas")?) };
+    let tx = match ty {
+        1 => {
+            let gas_price = object.u128("gasPrice")?;
+            EthereumTypedTransaction::Eip2930(TxEip2930 {
+                chain_id,
+                nonce,
+                gas_price,
+                gas_limit,
+                to: kind,
+                value,
+                access_list,
+                input,
+            })
+        }
+        2 => EthereumTypedTransaction::Eip1559(TxEip1559 {
+            chain_id,
+            nonce,
+            gas_limit,
+            max_fee_per_gas,
+            max_priority_fee_per_gas,
+            to: kind,
+            value,
+            access_list,
+            input,
+        }),
+        3 => EthereumTypedTransaction::Eip4844(TxEip4844 {
+            chain_id,
+            nonce,
+            gas_limit,
+            max_fee_per_gas,
+            max_priority_fee_per_gas,
+            to: recipient()?,
+            value,
+            access_list,
+            blob_versioned_hashes: hashes(object, "blobVersionedHashes")?,
+            max_fee_per_blob_gas: object.u128("maxFeePerBlobGas")?,
+            input,
+        }),
+        _ => EthereumTypedTransaction::Eip7702(TxEip7702 {
+            chain_id,
+            nonce,
+            gas_limit,
+            max_fee_per_gas,
+            max_priority_fee_per_gas,
+            to: recipient()?,
+            value,
+            access_list,
+            authorization_list: authorizations(object)?,
+            input,
+        }),
+    };
+    Ok(TxEnvelope::new_unhashed(tx, signature))
+}
+
+/// Parity and chain id (EIP-155) of a legacy transaction. Some nodes write the bare parity as `v`.
+fn legacy_v(object: Object<'_>) -> Result<(bool, Option<u64>), EvmError> {
+    let v = object.u128("v")?;
+    match v {
+        0 | 1 => Ok((v == 1, object.opt_u64("chainId")?)),
+        _ => from_eip155_value(v).ok_or_else(|| object.wrong("v", format!("{v:#x} is no signature's"))),
+    }
+}
+
+/// Parity of a typed transaction: `yParity`, or `v` where a node has only that.
+fn parity(object: Object<'_>) -> Result<bool, EvmError> {
+    let name = if object.get("yParity").is_some() { "yParity" } else { "v" };
+    match object.u64(name)? {
+        0 | 27 => Ok(false),
+        1 | 28 => Ok(true),
+        other => Err(object.wrong(name, format!("{other:#x} is no parity"))),
+    }
+}
+
+fn hashes(object: Object<'_>, name: &str) -> Result<Vec<B256>, EvmError> {
+    object.list(name)?.iter().map(|value| object.fixed_of(name, value).map(B256::new)).collect()
+}
+
+fn access_list(object: Object<'_>) -> Result<AccessList, EvmError> {
+    let place = Place { what: "an entry of the access list of transaction", ..object.place };
+    let entry = |value| {
+        let entry = Object::new(value, place)?;
+        let address = Address::new(entry.fixed("address")?);
+        Ok(AccessListItem { address, storage_keys: hashes(entry, "storageKeys")? })
+    };
+    object.list("accessList")?.iter().map(entry).collect::<Result<_, EvmError>>().map(AccessList)
+}
+
+fn authorizations(object: Object<'_>) -> Result<Vec<SignedAuthorization>, EvmError> {
+    let place = Place { what: "an authorization of transaction", ..object.place };
+    let entry = |value: &Value| {
+        let entry = Object::new(value, place)?;
+        let inner = Authorization {
+            chain_id: entry.u256("chainId")?,
+            address: Address::new(entry.fixed("address")?),
+            nonce: entry.u64("nonce")?,
+        };
+        let parity = if entry.get("yParity").is_some() { entry.u64("yParity")? } else { entry.u64("v")? };
+        let parity = u8::try_from(parity).map_err(|_| entry.wrong("yParity", "it has more than 8 bits"))?;
+        let (r, s): (U256, U256) = (entry.u256("r")?, entry.u256("s")?);
+        Ok(SignedAuthorization::new_unchecked(inner, parity, r, s))
+    };
+    object.list("authorizationList")?.iter().map(entry).collect()
+}
