@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Checks of the code itself. Each prints `ok NAME` or `FAIL NAME`, and counts. Sourced, not run.
 
 DENY_VERSION=0.20.2
@@ -26,11 +27,11 @@ need_component() { cargo "$1" --version > /dev/null 2>&1 || die "missing: cargo 
 # Only the binary, the tools of ./dev and tests know a database; everything else knows the store traits.
 crate_graph() {
   local package packages tree ok=0
-  packages="$(cargo tree "${CARGO_FLAGS[@]}" --workspace --depth 0 --prefix none --format '{p}' | awk 'NF {print $1}' | sort -u)"
+  packages="$(locked_cargo tree --workspace --depth 0 --prefix none --format '{p}' | awk 'NF {print $1}' | sort -u)"
   [ -n "$packages" ] || return 1
   for package in $packages; do
     case "$package" in cairn | cairn-dev | cairn-backends) continue ;; esac
-    tree="$(cargo tree "${CARGO_FLAGS[@]}" -p "$package" --edges normal,build --all-features --prefix none --format '{p}')" || return 1
+    tree="$(locked_cargo tree -p "$package" --edges normal,build --all-features --prefix none --format '{p}')" || return 1
     if grep -q '^cairn-backends ' <<< "$tree"; then
       say "$package depends on cairn-backends; only cairn, cairn-dev and tests may"
       ok=1
@@ -59,7 +60,7 @@ run_lint() {
   need_component fmt rustfmt
   need_component clippy clippy
   check "cargo fmt" cargo fmt --all --check
-  check "clippy, no warnings" cargo clippy "${CARGO_FLAGS[@]}" -q --workspace --all-targets -- -D warnings
+  check "clippy, no warnings" locked_cargo clippy -q --workspace --all-targets -- -D warnings
   check "crate graph: only cairn, cairn-dev and tests name a backend" crate_graph
   check "dependencies: licences, sources, bans" dependencies
   checks_end

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Messages, places and small helpers of ./dev. Sourced, not run.
 
 CACHE="${CAIRN_CACHE:-$HOME/.cache/cairn}"
@@ -6,9 +7,12 @@ export CAIRN_CACHE="$CACHE" CAIRN_SHARED="$SHARED"
 RUN="$CACHE/run"        # pid files, logs and data of servers started by `up`
 mkdir -p "$CACHE/bin" "$RUN"
 
-# A lock file that doesn't fit the manifest is a mistake, not something to mend on the way.
-CARGO_FLAGS=()
-[ "${CI:-}" = true ] && CARGO_FLAGS=(--locked)
+# Where the lock file must fit the manifests (CI), a misfit is an error, not something to mend on the way.
+locked_cargo() {
+  local subcommand="$1"
+  shift
+  if [ "${CI:-}" = true ]; then cargo "$subcommand" --locked "$@"; else cargo "$subcommand" "$@"; fi
+}
 
 say() { printf '%s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

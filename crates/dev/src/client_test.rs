@@ -52,10 +52,7 @@ pub struct Options {
 /// `cairn-dev client-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let temporary = tempfile::tempdir()?;
-    let folder: &Path = match &options.keep {
-        Some(folder) => folder,
-        None => temporary.path(),
-    };
+    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)?;
     let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let mut traffic = Traffic::deploy(&node.rpc, &options.contracts, 2).await?;
@@ -109,7 +106,9 @@ async fn script(name: &str, mut command: Command, report: &mut Report) -> Result
     print!("{text}");
     eprint!("{}", String::from_utf8_lossy(&output.stderr));
     match totals_of(&text) {
-        Some((passed, failed)) if passed > 0 && output.status.success() == (failed == 0) => report.add(passed, failed),
+        Some((passed, failed)) if passed > 0 && output.status.success() == (failed == 0) => {
+            report.add(passed, failed)
+        }
         _ => report.fail(name, format!("ended with {} and no count of its cases", output.status)),
     }
     Ok(())
@@ -117,7 +116,9 @@ async fn script(name: &str, mut command: Command, report: &mut Report) -> Result
 
 /// The next item of a subscription.
 async fn next<T>(stream: &mut (impl Stream<Item = T> + Unpin), what: &str) -> Result<T> {
-    let item = tokio::time::timeout(LIMIT, stream.next()).await.with_context(|| format!("no {what} within {LIMIT:?}"))?;
+    let item = tokio::time::timeout(LIMIT, stream.next())
+        .await
+        .with_context(|| format!("no {what} within {LIMIT:?}"))?;
     item.with_context(|| format!("the subscription to {what} ended"))
 }
 
@@ -134,7 +135,10 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
             for height in [0, 1, 2, head] {
                 let number = BlockNumberOrTag::Number(height);
                 let block = http.get_block_by_number(number).full().await?.context("no block")?;
-                ensure!(block.header.hash_slow() == block.header.hash, "block {height}: its header has another hash");
+                ensure!(
+                    block.header.hash_slow() == block.header.hash,
+                    "block {height}: its header has another hash"
+                );
                 let receipts = http.get_block_receipts(number.into()).await?.context("no receipts")?;
                 ensure!(receipts.len() == block.transactions.len(), "block {height}: receipts");
                 for (transaction, receipt) in block.transactions.txns().zip(&receipts) {
@@ -163,7 +167,9 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
                 .collect();
             ensure!(by_both == expected, "a filter by both is not the filter by one, filtered");
             let hash = by_both[0].block_hash.context("a log without its block")?;
-            let of_block = http.get_logs(&Filter::new().at_block_hash(hash).address(coin).event_signature(transfer)).await?;
+            let of_block = http
+                .get_logs(&Filter::new().at_block_hash(hash).address(coin).event_signature(transfer))
+                .await?;
             let expected: Vec<&Log> = by_both.iter().filter(|log| log.block_hash == Some(hash)).collect();
             ensure!(of_block.iter().collect::<Vec<_>>() == expected, "logs by block hash");
             Ok(())
@@ -179,7 +185,12 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
                 traffic.block(40).await?;
                 let (number, hash) = node.rpc.head().await?.context("no head")?;
                 let head = next(&mut heads, "newHeads").await?;
-                ensure!(head.number == number && head.hash == hash.parse::<B256>()?, "head {} {}, not {number} {hash}", head.number, head.hash);
+                ensure!(
+                    head.number == number && head.hash == hash.parse::<B256>()?,
+                    "head {} {}, not {number} {hash}",
+                    head.number,
+                    head.hash
+                );
                 let expected = logs_of(node, &hash, &traffic.coin.address).await?;
                 for expected in expected {
                     let log = next(&mut logs, "logs").await?;
@@ -197,8 +208,11 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
             let head = node.rpc.head().await?.context("no head")?.0;
             let mut gone = Vec::new();
             for height in head - 1..=head {
-                let block = node.rpc.result("eth_getBlockByNumber", json!([crate::rpc::hex(height), false])).await?;
-                gone.extend(logs_of(node, block["hash"].as_str().context("hash")?, &traffic.coin.address).await?);
+                let block =
+                    node.rpc.result("eth_getBlockByNumber", json!([crate::rpc::hex(height), false])).await?;
+                gone.extend(
+                    logs_of(node, block["hash"].as_str().context("hash")?, &traffic.coin.address).await?,
+                );
             }
             ensure!(!gone.is_empty(), "nothing to orphan");
             node.reorg(2, traffic.for_reorg(2, 10)?).await?;
@@ -217,8 +231,11 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
             ensure!(seen == gone, "removed logs are not the orphaned ones");
             let mut expected = Vec::new();
             for height in head - 1..=head + 1 {
-                let block = node.rpc.result("eth_getBlockByNumber", json!([crate::rpc::hex(height), false])).await?;
-                expected.extend(logs_of(node, block["hash"].as_str().context("hash")?, &traffic.coin.address).await?);
+                let block =
+                    node.rpc.result("eth_getBlockByNumber", json!([crate::rpc::hex(height), false])).await?;
+                expected.extend(
+                    logs_of(node, block["hash"].as_str().context("hash")?, &traffic.coin.address).await?,
+                );
             }
             for expected in expected {
                 let log = next(&mut logs, "new logs").await?;

@@ -54,7 +54,8 @@ impl Geth {
         for (what, file) in [("init", "genesis.json"), ("import", "chain.rlp")] {
             let mut command = Command::new(binary);
             command.arg("--datadir").arg(&data).args(["--cache", "64", what]).arg(suite.join(file));
-            let output = command.kill_on_drop(true).output().await.with_context(|| binary.display().to_string())?;
+            let output =
+                command.kill_on_drop(true).output().await.with_context(|| binary.display().to_string())?;
             if !output.status.success() {
                 bail!("geth {what}: {}", String::from_utf8_lossy(&output.stderr));
             }
@@ -65,13 +66,38 @@ impl Geth {
         let (port, engine_port) = (free_port()?, free_port()?);
         let mut command = Command::new(binary);
         command.arg("--datadir").arg(&data);
-        command.args(["--cache", "64", "--nodiscover", "--maxpeers", "0", "--port", "0", "--ipcdisable", "--verbosity", "2"]);
-        command.args(["--http", "--http.addr", "127.0.0.1", "--http.port", &port.to_string(), "--http.api", "eth,net,web3,debug"]);
-        command.args(["--authrpc.port", &engine_port.to_string()]).arg("--authrpc.jwtsecret").arg(&secret_file);
+        command.args([
+            "--cache",
+            "64",
+            "--nodiscover",
+            "--maxpeers",
+            "0",
+            "--port",
+            "0",
+            "--ipcdisable",
+            "--verbosity",
+            "2",
+        ]);
+        command.args([
+            "--http",
+            "--http.addr",
+            "127.0.0.1",
+            "--http.port",
+            &port.to_string(),
+            "--http.api",
+            "eth,net,web3,debug",
+        ]);
+        command
+            .args(["--authrpc.port", &engine_port.to_string()])
+            .arg("--authrpc.jwtsecret")
+            .arg(&secret_file);
         let mut peer = Peer::start("geth", command, &folder.join("geth.log"))?;
         let url = format!("http://127.0.0.1:{port}");
         let rpc = Rpc::new(&url)?;
-        wait_until("geth answers", LIMIT, || async { rpc.result("eth_chainId", json!([])).await.map(|_| None) }).await?;
+        wait_until("geth answers", LIMIT, || async {
+            rpc.result("eth_chainId", json!([])).await.map(|_| None)
+        })
+        .await?;
         peer.check_alive()?;
         let choice: Value = serde_json::from_slice(&std::fs::read(suite.join("headfcu.json"))?)?;
         choose_head(engine_port, &secret, &choice).await?;
@@ -94,17 +120,17 @@ async fn choose_head(port: u16, secret: &[u8], choice: &Value) -> Result<()> {
     let request = http.post(format!("http://127.0.0.1:{port}")).bearer_auth(token);
     let answer = request.header("content-type", "application/json").body(choice.to_string()).send().await?;
     let answer: Value = serde_json::from_slice(&answer.bytes().await?)?;
-    ensure!(answer["result"]["payloadStatus"]["status"] == "VALID", "geth did not take the fork choice: {answer}");
+    ensure!(
+        answer["result"]["payloadStatus"]["status"] == "VALID",
+        "geth did not take the fork choice: {answer}"
+    );
     Ok(())
 }
 
 /// `cairn-dev geth-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let temporary = tempfile::tempdir()?;
-    let folder: &Path = match &options.keep {
-        Some(folder) => folder,
-        None => temporary.path(),
-    };
+    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)?;
     let geth = Geth::start(&options.geth, &options.suite, folder).await?;
     let cairn = Cairn::new(&options.cairn, folder)?;
@@ -126,9 +152,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         let rpc = cairn.rpc()?;
         compare::everything(&geth.rpc, &rpc, 0, head, GETH_ALLOWED, &mut report).await?;
         figure("geth_blocks", head + 1, "blocks");
+        crate::conformance::ask_all(&rpc, &options.suite, &mut report).await?;
     }
     report.case("is still running", async { process.check_alive() }).await;
     report.case("SIGTERM ends it", async { process.terminate(Duration::from_secs(5)).await.map(drop) }).await;
-    report.case("cairn verify finds the archive whole", async { cairn.finish("verify", &[]).await.map(drop) }).await;
+    report
+        .case("cairn verify finds the archive whole", async { cairn.finish("verify", &[]).await.map(drop) })
+        .await;
     Ok(report.finish())
 }

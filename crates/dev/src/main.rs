@@ -7,6 +7,7 @@ mod anvil_test;
 mod cairn;
 mod client_test;
 mod compare;
+mod conformance;
 mod diff;
 mod geth_test;
 mod peer;
@@ -30,6 +31,10 @@ struct Arguments {
 enum Command {
     /// Every answer that cairn gives is the node's own, whole JSON.
     Compare(compare::Options),
+    /// Ask all the public suite's requests of a running cairn.
+    Conformance(conformance::Options),
+    /// Import the public suite's chain, serve it, and ask all the suite's requests.
+    ConformanceTest(conformance::TestOptions),
     /// Follow a live anvil through reorgs and kills, then compare everything.
     AnvilTest(anvil_test::Options),
     /// Take the public suite's chain from a geth, then compare everything.
@@ -54,6 +59,8 @@ const BENCHMARKS: &[&str] = &[];
 async fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Compare(options) => compare::run(options).await,
+        Command::Conformance(options) => conformance::run(options).await,
+        Command::ConformanceTest(options) => conformance::test(options).await,
         Command::AnvilTest(options) => anvil_test::run(options).await,
         Command::GethTest(options) => geth_test::run(options).await,
         Command::ClientTest(options) => client_test::run(options).await,

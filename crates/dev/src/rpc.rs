@@ -66,20 +66,18 @@ impl Rpc {
         &self.url
     }
 
+    /// A request's text as it is, and its response's.
+    pub async fn post_text(&self, body: String) -> Result<String> {
+        let request = self.http.post(&self.url).header("content-type", "application/json").body(body);
+        let answer = request.send().await.with_context(|| format!("no answer from {}", self.url))?;
+        answer.text().await.with_context(|| format!("{} broke off its answer", self.url))
+    }
+
     async fn post(&self, body: &Value) -> Result<Value> {
-        let answer = self
-            .http
-            .post(&self.url)
-            .header("content-type", "application/json")
-            .body(body.to_string())
-            .send()
-            .await
-            .with_context(|| format!("no answer from {}", self.url))?;
-        let status = answer.status();
-        let bytes = answer.bytes().await.with_context(|| format!("{} broke off its answer", self.url))?;
-        serde_json::from_slice(&bytes).with_context(|| {
-            let head = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
-            format!("{} answered HTTP {status} with what is not JSON: {head}", self.url)
+        let text = self.post_text(body.to_string()).await?;
+        serde_json::from_str(&text).with_context(|| {
+            let head: String = text.chars().take(200).collect();
+            format!("{} answered with what is not JSON: {head}", self.url)
         })
     }
 
