@@ -1,3 +1,5 @@
 //! EVM chains.
 
 pub mod file;
+pub mod rpc;
+pub mod synthetic;
