@@ -2,8 +2,8 @@
 //!
 //! A raw lease covers `[from, to)`. Its holder fills it in order, chunk by chunk: each commit moves `done_to` and `last_id`
 //! together with the rows. Nothing of it can be read until [`RawFiller::advance`] moves the head over it, and that only
-//! where the lease's first block links to the tip (law 3). Ranges lie at or below the finalised height, so no reorg
-//! reaches them. Each verb is one transaction.
+//! where the lease's first block links to the tip (law 3). The caller keeps ranges at or below what the source calls final, so no reorg
+//! of the chain reaches them; what a mixed set of nodes filled wrongly is found where it doesn't link (docs/adr/0002). Each verb is one transaction.
 //!
 //! `attempt` counts consecutive bad ends without movement of `done_to`, once each, whoever notices: [`RawFiller::release`] with `bad_end`, or the
 //! claim that finds the lease expired, adds one where `done_to` has not moved since the lease was claimed; a fill that moves it
@@ -57,10 +57,11 @@ pub struct RawLease {
 pub trait RawFiller: Send + Sync {
     /// Claims work for `owner` until `ttl_ms` from now by the store's clock (`now()` is the store's: law 5): a failed or
     /// expired lease first, lowest first; else a new range that begins where the last one ends (or above the tip), ends at the
-    /// next multiple of `range_heights`, and not above `stop_exclusive` nor the finalised height. `None`: nothing to do.
+    /// next multiple of `range_heights`, and not above `stop_exclusive`, which is at most the height after the one that the source calls
+    /// final. `None`: nothing to do.
     ///
     /// A lease that begins at or above `stop_exclusive` is left alone; one that begins below it is claimed whole. There are
-    /// no new ranges before the first block, before a finalised mark, and while a purge is pending. `range_heights` of 0 is
+    /// no new ranges before the first block and while a purge is pending. `range_heights` of 0 is
     /// [`crate::StoreError::Invalid`]. A lease expires when `expires_at_ms` is not above the clock's time.
     async fn claim_range(
         &self,
@@ -90,6 +91,7 @@ pub trait RawFiller: Send + Sync {
     /// up to be fetched again: its rows are deleted, and its lease is failed, empty, under a new fence.
     ///
     /// A lease into which appends have moved the tip is joined already and only followed. Nothing moves before the first block;
-    /// a pending purge is [`crate::StoreError::PurgePending`].
+    /// a pending purge is [`crate::StoreError::PurgePending`]. A finalised mark at a height that would be passed has to be the block
+    /// there, else [`crate::StoreError::BelowFinality`], and nothing moves.
     async fn advance(&self, fence: Fence) -> Result<HeadRow>;
 }

@@ -62,7 +62,8 @@ pub trait RawWriter: Send + Sync {
 
     /// Appends at the tip. Demands the fence, no pending purge, and that the first block's parent is the tip; the first
     /// batch of an empty store is its anchor and needs no parent. A batch whose last block already is the tip succeeds
-    /// unchanged (an answer that was lost), its marks included, if all its blocks are stored byte for byte; else it is
+    /// unchanged (an answer that was lost), its marks included, if all its blocks are stored with the same facts,
+    /// transactions and bytes (log terms are derived, and not compared); else it is
     /// [`crate::StoreError::Conflict`]. Where the finalised block, the stored one or the batch's newer one, lies between the first
     /// height and the new tip its id must be that of the block there, else [`crate::StoreError::BelowFinality`] (`finalized` in it
     /// is the mark, `asked` the block).
@@ -93,6 +94,10 @@ pub trait RawWriter: Send + Sync {
     /// ([`crate::StoreError::Invalid`]); finality (`common` at the finalised height is allowed); depth (tip less `common`; equal to the
     /// limit is allowed); a common block that is not stored as such ([`crate::StoreError::Invalid`]). A `safe` mark above `common`
     /// is lowered to it.
+    ///
+    /// What was filled above the tip stands on the fork that goes: raw leases that reach above `common` are deleted, whatever their
+    /// state, and filled rows above the tip are dropped; they are no orphans, since nobody saw them. Leases that
+    /// end at or below the height after `common` stay.
     async fn rollback(&self, fence: Fence, rollback: Rollback) -> Result<ReorgEntry>;
 
     /// Moves at most `max_blocks` (0 is [`crate::StoreError::Invalid`]) of the pending purge's blocks into the orphan tables

@@ -27,7 +27,7 @@ impl StorePlace for MemoryPlace {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_store_conforms() {
     let report = run_all(Arc::new(MemoryFactory), std::env::var("CAIRN_CASE").ok().as_deref()).await;
     assert!(report.is_complete(), "{report}");

@@ -87,13 +87,13 @@ fn to_reclaim(state: &State, now_ms: u64, stop_exclusive: Height) -> Option<Leas
 /// The heights of a new lease, above the tip and every other lease.
 fn new_range(state: &State, range_heights: u64, stop_exclusive: Height) -> Result<Option<HeightRange>> {
     let head = state.head()?;
-    let (Some(tip), Some(finalized), None) = (head.tip, head.finalized, head.pending_purge) else {
+    let (Some(tip), None) = (head.tip, head.pending_purge) else {
         return Ok(None);
     };
     let above_leases = state.leases.last_key_value().map_or(Height::ZERO, |(_, row)| row.lease.range.end());
     let start = tip.height.next().max(above_leases);
     let multiple = (start.get() / range_heights + 1).saturating_mul(range_heights);
-    let end = Height(multiple).min(stop_exclusive).min(finalized.height.next());
+    let end = Height(multiple).min(stop_exclusive);
     Ok(Some(HeightRange::new(start, end)).filter(|range| !range.is_empty()))
 }
 
@@ -215,6 +215,9 @@ fn advance(state: &mut State, fence: Fence, now_ms: u64) -> Result<(HeadRow, Opt
     let (mut passed, mut seam) = (Vec::new(), None);
     for (start, row) in state.leases.iter() {
         let lease = &row.lease;
+        if *start > tip.height.next() {
+            break;
+        }
         if lease.done_to > tip.height.next() {
             let (Some(last_id), Some(last_height)) = (lease.last_id, lease.done_to.prev()) else { break };
             if *start == tip.height.next() && lease.first_parent != Some(tip.id) {

@@ -73,9 +73,13 @@ impl State {
         }
     }
 
-    /// Writes a row with its lookups and terms. The caller has checked that nothing else is there.
+    /// Writes a row with its lookups and terms; a row that is there already is left alone. The caller has checked that it is
+    /// the same.
     pub(super) fn put_block(&mut self, block: Arc<RawBlock>) {
         let height = block.facts.height;
+        if self.blocks.contains_key(&height) {
+            return;
+        }
         Arc::make_mut(&mut self.block_lookup).insert((block.facts.id, height));
         let txs = Arc::make_mut(&mut self.tx_lookup);
         for (index, tx) in (0..).zip(&block.transactions) {
@@ -104,7 +108,7 @@ impl State {
     pub(super) fn demand_no_conflict(&self, blocks: &[RawBlock]) -> Result<()> {
         let conflict = blocks.iter().find_map(|block| {
             let stored = self.blocks.get(&block.facts.height)?;
-            (**stored != *block).then_some((stored, block))
+            (!same_block(stored, block)).then_some((stored, block))
         });
         match conflict {
             None => Ok(()),
@@ -133,6 +137,14 @@ impl State {
         entries.sort_unstable();
         entries
     }
+}
+
+/// Whether two blocks have the same facts, transactions and parts. Terms are derived from the receipts and not compared.
+fn same_block(a: &RawBlock, b: &RawBlock) -> bool {
+    a.facts == b.facts
+        && a.transactions == b.transactions
+        && (&a.header, &a.body, &a.receipts) == (&b.header, &b.body, &b.receipts)
+        && (&a.extras, &a.traces) == (&b.extras, &b.traces)
 }
 
 /// A block as it is read back.

@@ -231,6 +231,11 @@ fn roll_back(state: &mut State, fence: Fence, rollback: Rollback) -> Result<Reor
         rollback.decided_at_ms,
     );
 
+    let filled: Vec<Height> = state.blocks.range(taken.end()..).map(|(height, _)| *height).collect();
+    for height in filled {
+        state.take_block(height);
+    }
+    Arc::make_mut(&mut state.leases).retain(|_, row| row.lease.range.end() <= common.height.next());
     Arc::make_mut(&mut state.reorgs).push(entry.clone());
     let head = state.head_mut()?;
     head.tip = Some(common);

@@ -30,6 +30,8 @@ mod filling;
 mod finality;
 mod initialising;
 mod isolation;
+mod leases;
+mod maintenance;
 mod orphans;
 mod reading;
 mod restart;
@@ -135,9 +137,11 @@ pub fn cases() -> Vec<Case> {
         orphans::cases(),
         reading::cases(),
         isolation::cases(),
+        leases::cases(),
         filling::cases(),
         seams::cases(),
         restart::cases(),
+        maintenance::cases(),
         differential::cases(),
     ]
     .concat()

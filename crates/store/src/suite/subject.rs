@@ -29,6 +29,15 @@ pub(super) fn info() -> StoreInfo {
     StoreInfo { uuid: [7; 16], chain_id: ChainId(1337), chain_config: Bytes::new() }
 }
 
+/// Everything about a store that a refused verb must leave as it was.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Frozen {
+    head: HeadRow,
+    leases: Vec<RawLease>,
+    reorgs: Vec<ReorgEntry>,
+    dump: Dump,
+}
+
 /// A store with the ingester's fence.
 pub(super) struct Subject {
     pub(super) store: Arc<dyn TestStore>,
@@ -143,6 +152,26 @@ impl Subject {
 
     pub(super) async fn leases(&self) -> Result<Vec<RawLease>> {
         self.snapshot().await?.raw_leases().await
+    }
+
+    /// Remembers how everything stands.
+    pub(super) async fn freeze(&self) -> CaseResult<Frozen> {
+        let snapshot = self.snapshot().await?;
+        Ok(Frozen {
+            head: snapshot.head().clone(),
+            leases: snapshot.raw_leases().await?,
+            reorgs: snapshot.reorgs(0, usize::MAX).await?,
+            dump: self.store.dump().await?,
+        })
+    }
+
+    /// Demands that nothing has changed since.
+    pub(super) async fn is_still(&self, before: &Frozen) -> CaseResult {
+        let now = self.freeze().await?;
+        same("the head row", &now.head, &before.head)?;
+        same("the leases", &now.leases, &before.leases)?;
+        same("the reorg log", &now.reorgs, &before.reorgs)?;
+        same_dump(&now.dump, &before.dump)
     }
 
     /// Demands that the store shows exactly `chain`, by every way there is to read it.
@@ -293,7 +322,7 @@ async fn shows_fingerprints(snapshot: &dyn RawSnapshot, chain: &[RawBlock]) -> C
     same("the index fingerprints", snapshot.index_fingerprints(all).await?, expected)
 }
 
-fn fingerprint(block: &RawBlock) -> IndexFingerprint {
+pub(super) fn fingerprint(block: &RawBlock) -> IndexFingerprint {
     let mut sum = IndexFingerprint::empty(block.facts.height);
     sum.add(RunKind::BlockId, block.facts.id.index_key(), 0);
     for (index, tx) in (0..).zip(&block.transactions) {
