@@ -12,7 +12,7 @@ anvil_get() {
 }
 
 anvil_start() {
-  need curl "curl" curl
+  need curl "https://curl.se" curl
   local binary
   binary="$(anvil_get)" || return 1
   server_launch anvil "$binary" -p "$ANVIL_PORT" --host 127.0.0.1 --block-time 2 --slots-in-an-epoch 40 -q

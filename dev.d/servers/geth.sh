@@ -18,7 +18,7 @@ geth_get() {
 }
 
 geth_start() {
-  need curl "curl" curl
+  need curl "https://curl.se" curl
   need_suite
   local binary data="$RUN/geth/data" suite="$SHARED/conformance/execution-apis"
   binary="$(geth_get)" || return 1

@@ -107,8 +107,16 @@ impl Run {
     async fn compare_tail(&self, blocks: u64, report: &mut Report) -> Result<()> {
         let head = self.node.rpc.head().await?.context("no head")?.0;
         let rpc = self.cairn.rpc()?;
-        compare::everything(&self.node.rpc, &rpc, head.saturating_sub(blocks), head, ANVIL_ALLOWED, report)
-            .await
+        compare::everything(
+            &self.node.rpc,
+            &rpc,
+            head.saturating_sub(blocks),
+            head,
+            ANVIL_ALLOWED,
+            false,
+            report,
+        )
+        .await
     }
 }
 
@@ -250,7 +258,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let begun = Instant::now();
     let head = run.node.rpc.head().await?.context("no head")?.0;
     let rpc = run.cairn.rpc()?;
-    compare::everything(&run.node.rpc, &rpc, 0, head, ANVIL_ALLOWED, &mut report).await?;
+    compare::everything(&run.node.rpc, &rpc, 0, head, ANVIL_ALLOWED, false, &mut report).await?;
     figure("anvil_compare_s", format!("{:.1}", begun.elapsed().as_secs_f64()), "s");
     figure("anvil_blocks", head + 1, "blocks");
     figure("anvil_transactions_sent", run.traffic.lock().await.sent, "transactions");
@@ -310,7 +318,11 @@ async fn kill_and_restart(
             if round % 2 == 0 {
                 run.reorg(round).await?;
             }
-            let started = next.insert(run.cairn.run(&run.node.url, POLL)?);
+            // A node may be given with a WebSocket, which wakes the poller.
+            let websocket = run.node.url.replacen("http", "ws", 1);
+            let nodes =
+                if round % 3 == 0 { format!("{},{websocket}", run.node.url) } else { run.node.url.clone() };
+            let started = next.insert(run.cairn.run(&nodes, POLL)?);
             run.follow().await?;
             started.check_alive()
         })

@@ -35,6 +35,9 @@ pub struct Options {
     /// Last height; otherwise cairn's head.
     #[arg(long)]
     pub to: Option<u64>,
+    /// Call traces too; cairn must have archived them.
+    #[arg(long)]
+    pub traces: bool,
 }
 
 /// A field in which a node and cairn may differ, and why that is right.
@@ -59,6 +62,7 @@ pub struct Comparison<'a> {
     node: &'a Rpc,
     cairn: &'a Rpc,
     allowed: &'a [Allowed],
+    traces: bool,
     passed: u64,
     failed: u64,
     differing: BTreeMap<(String, String), Seen>,
@@ -67,9 +71,9 @@ pub struct Comparison<'a> {
 
 impl<'a> Comparison<'a> {
     /// Nothing compared yet.
-    pub fn new(node: &'a Rpc, cairn: &'a Rpc, allowed: &'a [Allowed]) -> Comparison<'a> {
+    fn new(node: &'a Rpc, cairn: &'a Rpc, allowed: &'a [Allowed], traces: bool) -> Comparison<'a> {
         let (differing, not_served_by_node) = (BTreeMap::new(), BTreeMap::new());
-        Comparison { node, cairn, allowed, passed: 0, failed: 0, differing, not_served_by_node }
+        Comparison { node, cairn, allowed, traces, passed: 0, failed: 0, differing, not_served_by_node }
     }
 
     /// Asks both the same, in batches, and compares each answer; gives the node's answers.
@@ -187,6 +191,14 @@ impl<'a> Comparison<'a> {
         for index in 0..ommers.len() as u64 {
             calls.push(call("eth_getUncleByBlockNumberAndIndex", json!([number, hex(index)])));
             calls.push(call("eth_getUncleByBlockHashAndIndex", json!([hash, hex(index)])));
+        }
+        if self.traces {
+            let tracer = json!({"tracer": "callTracer"});
+            calls.push(call("debug_traceBlockByNumber", json!([number, tracer])));
+            calls.push(call("debug_traceBlockByHash", json!([hash, tracer])));
+            calls.extend(
+                transactions.iter().map(|hash| call("debug_traceTransaction", json!([hash, tracer]))),
+            );
         }
         self.pairs(&calls, LARGE_BATCH).await?;
 
@@ -369,9 +381,10 @@ pub async fn everything(
     from: u64,
     to: u64,
     allowed: &[Allowed],
+    traces: bool,
     report: &mut Report,
 ) -> Result<()> {
-    let mut comparison = Comparison::new(node, cairn, allowed);
+    let mut comparison = Comparison::new(node, cairn, allowed, traces);
     comparison.chain().await?;
     comparison.range(from, to).await?;
     comparison.finish(report);
@@ -386,7 +399,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         None => cairn.head().await?.context("cairn has no block yet")?.0,
     };
     let mut report = Report::default();
-    everything(&node, &cairn, options.from.unwrap_or(0), to, &[], &mut report).await?;
+    everything(&node, &cairn, options.from.unwrap_or(0), to, &[], options.traces, &mut report).await?;
     figure("compared_blocks", to + 1 - options.from.unwrap_or(0), "blocks");
     Ok(report.finish())
 }

@@ -1,5 +1,5 @@
 //! A geth that has imported the public suite's chain, as the node: cairn takes the chain from it over JSON-RPC, and then
-//! every answer is geth's own, raw consensus bytes included. The suite runs against that archive too.
+//! every answer is geth's own, raw consensus bytes and call traces included. The suite runs against that archive too.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -140,7 +140,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
     report
         .case("takes the whole chain from geth and ends by itself", async {
-            let process = cairn.run(&geth.url, &["--exit-after-head", "--genesis", genesis])?;
+            let process = cairn.run(&geth.url, &["--exit-after-head", "--traces", "--genesis", genesis])?;
             let status = process.ended(LIMIT).await?;
             ensure!(status.success(), "ended with {status}; {}", cairn.log_tail());
             Ok(())
@@ -150,7 +150,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     if report.case("serves geth's head", cairn.wait_head(&geth.rpc, LIMIT)).await {
         let head = geth.rpc.head().await?.context("geth has no head")?.0;
         let rpc = cairn.rpc()?;
-        compare::everything(&geth.rpc, &rpc, 0, head, GETH_ALLOWED, &mut report).await?;
+        compare::everything(&geth.rpc, &rpc, 0, head, GETH_ALLOWED, true, &mut report).await?;
         figure("geth_blocks", head + 1, "blocks");
         crate::conformance::ask_all(&rpc, &options.suite, &mut report).await?;
     }
