@@ -5,7 +5,7 @@
 //! chain's profile relaxes are noted in the block's facts and counted.
 //!
 //! **What fails.** A prefix is better than an error: what precedes the first bad block is returned, and the bad block is asked for again
-//! with the next call. Only where the first block of an answer is bad the call fails, with [`SourceError::Inconsistent`]. An answer that
+//! with the next call; the source hears of it ([`ChainSource::distrust`]). Only where the first block of an answer is bad the call fails, with [`SourceError::Inconsistent`]. An answer that
 //! stops linking is cut there and is no error: its blocks come from two forks (E17). A bloom that isn't that of the logs, with all else in order, may be
 //! the mark of logs that are missing (E03): the block is asked for again a few times, then taken and marked.
 //!
@@ -171,6 +171,7 @@ impl<S: ChainSource> Verified<S> {
         let mut seen = vec![block];
         for attempt in 1..=self.options.bloom_retries {
             tracing::warn!(source = %self.options.name, %failure, attempt, "asking for the block again");
+            self.inner.distrust(height);
             tokio::time::sleep(Duration::from_millis(self.options.bloom_retry_pause_ms)).await;
             let again = match self.inner.blocks(HeightRange::one(height)).await {
                 Ok(answer) => answer.into_iter().next(),
@@ -226,6 +227,7 @@ impl<S: ChainSource> Verified<S> {
 
     fn inconsistent(&self, height: Height, check: &'static str, message: String) -> SourceError {
         count_failure(check);
+        self.inner.distrust(height);
         SourceError::Inconsistent {
             endpoint: self.options.name.clone(),
             height,
@@ -308,6 +310,10 @@ impl<S: ChainSource> ChainSource for Verified<S> {
 
     async fn wait_for_head(&self, at_most_ms: u64) {
         self.inner.wait_for_head(at_most_ms).await;
+    }
+
+    fn distrust(&self, height: Height) {
+        self.inner.distrust(height);
     }
 
     fn bound_by(&self) -> String {

@@ -22,6 +22,7 @@ type Lie = Box<dyn Fn(u32, HeightRange, Vec<RawBlock>) -> Result<Vec<RawBlock>> 
 struct Liar {
     truth: ViewOfChain,
     calls: AtomicU32,
+    distrusted: AtomicU32,
     lie: Lie,
 }
 
@@ -40,6 +41,9 @@ impl ChainSource for Liar {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         (self.lie)(call, range, self.truth.blocks(range).await?)
     }
+    fn distrust(&self, _height: Height) {
+        self.distrusted.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Three transactions a block, each with logs or none; heights up to 60.
@@ -52,7 +56,10 @@ fn verified(
     lie: impl Fn(u32, HeightRange, Vec<RawBlock>) -> Result<Vec<RawBlock>> + Send + Sync + 'static,
 ) -> Verified<Liar> {
     let truth = ViewOfChain::new(chain(), View::new(ForkId::MAIN, Height(60)));
-    Verified::new(Liar { truth, calls: AtomicU32::new(0), lie: Box::new(lie) }, options)
+    Verified::new(
+        Liar { truth, calls: AtomicU32::new(0), distrusted: AtomicU32::new(0), lie: Box::new(lie) },
+        options,
+    )
 }
 
 fn inline() -> VerifyOptions {
@@ -296,6 +303,7 @@ async fn e03_a_wrongly_empty_answer_is_asked_for_again() {
         assert!(source.blocks(range).await.unwrap_err().kind().is_retryable());
     }
     assert_eq!(source.blocks(range).await.unwrap()[0], *chain().block(ForkId::MAIN, Height(20)));
+    assert_eq!(source.inner().distrusted.load(Ordering::Relaxed), 2);
 
     // The logs left out, on a chain whose receipts root can't be checked: the bloom is what tells.
     let height = height_with_logs();
@@ -307,6 +315,7 @@ async fn e03_a_wrongly_empty_answer_is_asked_for_again() {
     });
     let blocks = source.blocks(HeightRange::one(height)).await.unwrap();
     assert_eq!(source.inner().calls.load(Ordering::Relaxed), 3);
+    assert_eq!(source.inner().distrusted.load(Ordering::Relaxed), 2);
     assert_eq!(blocks[0].facts.unverified, Checks::RECEIPTS_ROOT.bits());
     assert_eq!(blocks[0].receipts, chain().block(ForkId::MAIN, height).receipts);
 }

@@ -8,7 +8,7 @@ use alloy_consensus::{EthereumTxEnvelope, Transaction, TxEip4844};
 use alloy_primitives::Address;
 use alloy_rlp::{Decodable, Header};
 use cairn_core::{Height, HeightRange, RawBlock, TxStatus};
-use cairn_evm::{ChainProfile, Checks, ConsensusBlock, check_block, from_consensus};
+use cairn_evm::{ChainProfile, Checks, ConsensusBlock, check_block, from_consensus, from_rpc};
 
 use super::*;
 use crate::verify::Offload;
@@ -249,6 +249,7 @@ fn a_mock_node_can_serve_it_as_json() {
             assert_eq!(log["blockHash"], json["hash"]);
         }
         assert_eq!(logs.count() as u32, block.facts.log_count);
+        assert_eq!(from_rpc(json, receipts, &ChainProfile::default()).unwrap(), *block);
     }
 }
 

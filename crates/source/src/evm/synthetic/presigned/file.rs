@@ -32,7 +32,7 @@ struct Signed {
 
 /// Signs and writes. `progress` hears how many transactions are done, once a block.
 ///
-/// Takes about 30 s per million transactions and thread; the file has some 300 bytes a transaction. Bounded memory: a few blocks a thread.
+/// Takes about 50 s per million transactions and thread; the file has some 220 bytes a transaction. Bounded memory: a few blocks a thread.
 pub fn presign(
     path: &Path,
     options: &PresignOptions,
