@@ -1,0 +1,152 @@
+//! What the fuzz targets run: decoders of whatever strangers send, and what must hold of what they accept.
+
+use std::io::Cursor;
+
+use bytes::{Buf, Bytes};
+use cairn_core::{RawBlock, StoredBlock};
+use cairn_evm::{
+    Arguments, BlockSelector, BlockView, ChainProfile, Checks, ConsensusBlock, FilterLimits, ForkSchedule,
+    LogFilter, SendersAre, TagHeights, chain_config_json, check_block, check_block_with, from_consensus,
+    from_rpc, genesis_block, linked_ref_from_rpc, log_terms_of_receipts, parse_address, parse_block_at,
+    parse_count, parse_data, parse_filter, parse_percentiles, parse_quantity, parse_quantity_u256,
+    resolve_range,
+};
+use cairn_source::evm::file::{scan_blocks, scan_receipts};
+use serde_json::Value;
+
+/// A client's JSON: each kind of parameter, and the log filter.
+pub fn rpc_filter(data: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<Value>(data) else { return };
+    let limits = FilterLimits { max_addresses: 100, max_topics_per_position: 100 };
+    match parse_filter(&value, &limits) {
+        Ok((blocks, filter)) => {
+            assert!(filter.addresses().len() <= 100 && filter.topics().len() <= 4);
+            assert!(filter.groups().iter().all(|group| !group.is_empty() && group.len() <= 100));
+            // A log that has the first of everything that is demanded matches.
+            let address = filter.addresses().first().copied().unwrap_or_default();
+            let topics: Vec<_> = filter
+                .topics()
+                .iter()
+                .map(|position| {
+                    position.as_ref().and_then(|topics| topics.first()).copied().unwrap_or_default()
+                })
+                .collect();
+            assert!(filter.matches(&address, &topics));
+            if let BlockSelector::Range { from, to } = blocks {
+                let heights = TagHeights { earliest: 5, latest: 100, safe: Some(90), finalized: None };
+                if let Ok((first, last)) = resolve_range(from, to, &heights) {
+                    assert!(first <= last && last <= heights.latest);
+                }
+            }
+        }
+        Err(error) => assert!(error.to_string().len() < 1000),
+    }
+    if let Ok(arguments) = Arguments::new(Some(&value), 4) {
+        for index in 0..arguments.len() {
+            let _ = arguments.optional(index, parse_quantity);
+            let _ = arguments.optional(index, parse_quantity_u256);
+            let _ = arguments.optional(index, parse_count);
+            let _ = arguments.optional(index, parse_address);
+            let _ = arguments.optional(index, parse_block_at);
+            let _ = arguments.optional(index, parse_percentiles);
+            if let Ok(Some(bytes)) = arguments.optional(index, |value| parse_data(value, 100)) {
+                assert!(bytes.len() <= 100);
+            }
+        }
+    }
+}
+
+/// RLP: as a chain file, and as one block with receipts, each with its length (u16, little-endian) before it.
+pub fn rlp_block(data: &[u8]) {
+    let mut end = 0;
+    let _ = scan_blocks("input", Cursor::new(data), |place| {
+        assert_eq!(place.offset, end);
+        end += place.bytes;
+        Ok(())
+    });
+    assert!(end <= data.len() as u64);
+
+    let mut rest = Bytes::copy_from_slice(data);
+    let mut part = || {
+        let length = usize::from(rest.try_get_u16_le().ok()?);
+        Some(rest.split_to(length.min(rest.len())))
+    };
+    let Some(block) = part() else { return };
+    let receipts: Vec<Bytes> = std::iter::from_fn(part).collect();
+    let Ok(consensus) = ConsensusBlock::from_block_rlp(&block, receipts) else { return };
+    let Ok(raw) = from_consensus(&consensus) else { return };
+    assert_eq!(raw.facts.tx_count as usize, raw.transactions.len());
+    assert_eq!(log_terms_of_receipts(&raw.receipts).as_ref(), Ok(&raw.log_terms));
+    let _ = check_block_with(&raw, &ChainProfile::default(), SendersAre::RecoveredHere);
+    let view = serve(&raw);
+    assert_eq!(view.raw_block(), Ok(block));
+    // A receipt's bloom is derived, whatever the input had: what is served decodes to the same block.
+    let receipts = view.raw_receipts().expect("an accepted block's receipts are readable");
+    assert_eq!(from_consensus(&ConsensusBlock { receipts, ..consensus }).as_ref(), Ok(&raw));
+}
+
+/// JSON: as `{"block", "receipts"}` of a node, under the strict and the most relaxed profile; as a genesis file; as a receipts file.
+pub fn json_block(data: &[u8]) {
+    let _ = scan_receipts("input", data, |entry| {
+        let bytes: usize = entry.receipts().iter().map(Bytes::len).sum();
+        assert!(bytes <= data.len());
+        Ok(())
+    });
+    let _ = genesis_block(data);
+    if let Ok(schedule) = ForkSchedule::from_genesis_json(data) {
+        let kept = chain_config_json(data).expect("it was read as JSON");
+        assert_eq!(ForkSchedule::from_genesis_json(&kept), Ok(schedule.clone()));
+        for timestamp in [0, 1, 1 << 31, u64::MAX] {
+            let _ = schedule.eth_config_json(timestamp, Default::default());
+            let _ = schedule.blob_base_fee(timestamp, timestamp);
+        }
+    }
+
+    let Ok(Value::Object(mut node)) = serde_json::from_slice::<Value>(data) else { return };
+    let Some(block) = node.remove("block") else { return };
+    let receipts = match node.remove("receipts") {
+        Some(Value::Array(receipts)) => receipts,
+        _ => Vec::new(),
+    };
+    let relaxed = ChainProfile::relaxing(Checks::all());
+    for profile in [ChainProfile::default(), relaxed] {
+        let linked = linked_ref_from_rpc(&block, &profile);
+        let Ok(raw) = from_rpc(block.clone(), receipts.clone(), &profile) else { continue };
+        assert_eq!(linked, Ok(raw.facts.linked_ref()));
+        assert_eq!(raw.facts.tx_count as usize, raw.transactions.len());
+        assert_eq!(log_terms_of_receipts(&raw.receipts).as_ref(), Ok(&raw.log_terms));
+        let _ = check_block(&raw, &profile);
+        serve(&raw);
+    }
+}
+
+/// Asks everything of a block that was accepted.
+fn serve(raw: &RawBlock) -> BlockView {
+    let stored = StoredBlock {
+        facts: raw.facts,
+        transactions: raw.transactions.clone(),
+        header: raw.header.clone(),
+        body: raw.body.clone(),
+        receipts: raw.receipts.clone(),
+        extras: raw.extras.clone(),
+        traces: raw.traces.clone(),
+    };
+    let schedule = ForkSchedule::known(1);
+    let view = BlockView::decode(stored, schedule.as_ref()).expect("an accepted block is readable");
+    let _ = view.block_json(true);
+    let _ = view.block_json(false);
+    let _ = view.header_json();
+    let _ = view.receipts_json();
+    for index in 0..view.tx_count() {
+        let _ = view.tx_json(index);
+        let _ = view.receipt_json(index);
+        let _ = view.raw_transaction(index);
+    }
+    let everything = LogFilter::default();
+    let logs = view.logs(&everything, false).map(|logs| logs.len());
+    assert_eq!(logs, Ok(raw.facts.log_count as usize));
+    for index in 0..view.ommer_count().unwrap_or(0) {
+        let _ = view.ommer_json(index);
+    }
+    view
+}
