@@ -1,5 +1,7 @@
 //! Walking a run in order, one page in memory at a time.
 
+use cairn_core::HeightRange;
+
 use super::{Entry, Page, PageReader, Place, RunKind, StoredPage, corrupt};
 use crate::Result;
 
@@ -26,17 +28,24 @@ impl PageSource for Vec<StoredPage> {
 /// Reads the entries of a run in order.
 pub struct RunCursor<'a> {
     kind: RunKind,
+    /// Entries outside belong to heights that were cut off the run.
+    heights: HeightRange,
     source: &'a dyn PageSource,
     reader: Option<PageReader>,
     /// Where the cursor has to be put before its first entry: the entry that it follows.
     begin: Option<Option<Entry>>,
-    bytes_read: u64,
 }
 
 impl<'a> RunCursor<'a> {
-    /// Begins with the first entry above `after`, or with the very first.
-    pub fn new(kind: RunKind, source: &'a dyn PageSource, after: Option<Entry>) -> Self {
-        RunCursor { kind, source, reader: None, begin: Some(after), bytes_read: 0 }
+    /// Begins with the first entry above `after`, or with the very first. Entries outside `heights`, which the run covers, are
+    /// passed over: a reorg cuts a run by lowering the end of its heights, and leaves its pages as they are.
+    pub fn new(
+        kind: RunKind,
+        heights: HeightRange,
+        source: &'a dyn PageSource,
+        after: Option<Entry>,
+    ) -> Self {
+        RunCursor { kind, heights, source, reader: None, begin: Some(after) }
     }
 
     /// The next entry; `None` at the end of the run.
@@ -47,7 +56,10 @@ impl<'a> RunCursor<'a> {
         loop {
             let Some(reader) = &mut self.reader else { return Ok(None) };
             if let Some(entry) = reader.next_entry()? {
-                return Ok(Some(entry));
+                if self.heights.contains(self.kind.height_of(entry.position)) {
+                    return Ok(Some(entry));
+                }
+                continue;
             }
             let last = reader.page().last;
             let next = self.source.after(reader.page().first.place())?;
@@ -56,11 +68,6 @@ impl<'a> RunCursor<'a> {
                 return Err(corrupt("two pages of a run overlap"));
             }
         }
-    }
-
-    /// The bytes of the pages that were read so far.
-    pub fn bytes_read(&self) -> u64 {
-        self.bytes_read
     }
 
     fn first_entry(&mut self, after: Option<Entry>) -> Result<Option<Entry>> {
@@ -79,13 +86,7 @@ impl<'a> RunCursor<'a> {
     }
 
     fn open(&mut self, page: Option<StoredPage>) -> Result<()> {
-        self.reader = match page {
-            None => None,
-            Some(page) => {
-                self.bytes_read += page.data.len() as u64;
-                Some(Page::open(self.kind, page)?.reader())
-            }
-        };
+        self.reader = page.map(|page| Page::open(self.kind, page)).transpose()?.map(|page| page.reader());
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Merging runs that stand side by side, in steps, and cutting a run short.
+//! Merging runs that stand side by side, in steps.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,8 +6,8 @@ use std::collections::binary_heap::PeekMut;
 
 use cairn_core::{Height, HeightRange};
 
-use super::{BuiltRun, Entry, PageSource, PageWriter, RunCursor, RunKind, StoredPage};
-use crate::{Result, StoreError};
+use super::{Entry, PageSource, PageWriter, RunCursor, RunKind, StoredPage};
+use crate::Result;
 
 /// What one step of a merge made.
 #[derive(Debug)]
@@ -20,18 +20,18 @@ pub struct MergeStep {
     pub finished: bool,
 }
 
-/// Merges on: writes the entries above `after` (the last entry of the last page written; `None` at the start), until about `max_bytes`
+/// Merges on runs of these heights: writes the entries above `after` (the last entry of the last page written; `None` at the start), until about `max_bytes`
 /// were read or written. Keeps nothing between steps, so that a merge goes on after a restart where it stood. Memory: one page
 /// for each input, and the pages of this step.
 pub fn merge_step(
     kind: RunKind,
     base: Height,
-    inputs: &[&dyn PageSource],
+    inputs: &[(HeightRange, &dyn PageSource)],
     after: Option<Entry>,
     max_bytes: u64,
 ) -> Result<MergeStep> {
     let mut cursors: Vec<RunCursor<'_>> =
-        inputs.iter().map(|source| RunCursor::new(kind, *source, after)).collect();
+        inputs.iter().map(|(heights, source)| RunCursor::new(kind, *heights, *source, after)).collect();
     let mut heads = BinaryHeap::with_capacity(cursors.len());
     for (input, cursor) in cursors.iter_mut().enumerate() {
         heads.extend(cursor.next_entry()?.map(|entry| Reverse((entry, input))));
@@ -59,28 +59,4 @@ pub fn merge_step(
     entries += u64::from(writer.waiting());
     pages.extend(writer.finish());
     Ok(MergeStep { pages, entries, finished: true })
-}
-
-/// A copy of a small run without the entries at or above `end`, which lies inside `heights`.
-pub fn truncate(
-    kind: RunKind,
-    heights: HeightRange,
-    source: &dyn PageSource,
-    end: Height,
-) -> Result<BuiltRun> {
-    if !heights.contains(end) {
-        return Err(StoreError::Invalid(format!("a run over {heights} can't be cut at {end}")));
-    }
-    let limit = kind.first_position(end);
-    let mut cursor = RunCursor::new(kind, source, None);
-    let mut writer = PageWriter::new(kind, heights.start());
-    let (mut pages, mut entries) = (Vec::new(), 0);
-    while let Some(entry) = cursor.next_entry()? {
-        if entry.position < limit {
-            pages.extend(writer.push(entry)?);
-            entries += 1;
-        }
-    }
-    pages.extend(writer.finish());
-    Ok(BuiltRun { kind, heights: HeightRange::new(heights.start(), end), entries, pages })
 }

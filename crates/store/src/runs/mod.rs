@@ -9,7 +9,9 @@
 //! ([`Place`]). A term that stands in every block fills many pages; since the position is part of the address, a reader
 //! of one range of heights seeks straight to the right page ([`find`]).
 //!
-//! Runs of one kind never overlap in heights: a backend cuts batches so that no height is in two runs. A backend gives
+//! Runs of one kind never overlap in heights: a backend cuts batches so that no height is in two runs. Where a reorg takes heights away, a run
+//! that reaches into them is cut by lowering the end of its heights alone: whoever reads it passes over what lies above, and the
+//! next merge leaves it out. A backend gives
 //! access to one run's pages by [`PageSource`] and keeps the list of runs itself.
 
 pub mod build;
@@ -27,7 +29,7 @@ use crate::{Result, StoreError};
 pub use build::{BuiltRun, PageWriter, RunBuilder};
 pub use cursor::{PageSource, RunCursor};
 pub use find::{Lookup, candidates};
-pub use merge::{MergeStep, merge_step, truncate};
+pub use merge::{MergeStep, merge_step};
 pub use page::{Page, PageReader};
 pub use plan::{MergePlan, RunInfo, next_merge};
 

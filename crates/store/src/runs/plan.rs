@@ -4,7 +4,8 @@
 //! the next level, so a lookup visits at most about nine runs a level. Three rules bound the work:
 //!
 //! * Runs wholly or partly above the head (filled ranges that have not been joined) are left alone until the head passed them.
-//! * A result that reaches above finality covers at most [`SMALL_MERGE_HEIGHTS`], so that what a reorg has to cut is small.
+//! * A result of more than [`SMALL_MERGE_HEIGHTS`] lies below finality, or at least [`SETTLED_HEIGHTS`] below the tip, so that reorgs don't
+//!   throw away long merges that have begun.
 //! * No result is larger than [`MAX_RUN_HEIGHTS`] or [`MAX_RUN_BYTES`].
 
 use cairn_core::{Height, HeightRange};
@@ -14,8 +15,11 @@ use super::RunKind;
 /// How many runs of one level make one of the next.
 pub const MERGE_WIDTH: usize = 10;
 
-/// The most heights of a merged run that reaches above finality.
+/// The most heights of a merged run that a reorg may still reach.
 pub const SMALL_MERGE_HEIGHTS: u64 = 1_000;
+
+/// So far below the tip a reorg is not expected, even where nothing is known to be final.
+pub const SETTLED_HEIGHTS: u64 = 1_000;
 
 /// The most heights of any merged run.
 pub const MAX_RUN_HEIGHTS: u64 = 1_000_000;
@@ -54,27 +58,28 @@ pub struct MergePlan {
 /// The next merge among the live runs of one kind, which are sorted by height. `tip` and `finalized` come from the head row.
 pub fn next_merge(runs: &[RunInfo], tip: Option<Height>, finalized: Option<Height>) -> Option<MergePlan> {
     let tip = tip?;
+    let settled_end =
+        tip.next().saturating_sub(SETTLED_HEIGHTS).max(finalized.map_or(Height::ZERO, Height::next));
     let passed = runs.partition_point(|run| run.heights.end() <= tip.next());
-    let rows: Vec<&[RunInfo]> = runs[..passed]
+    let mut rows: Vec<&[RunInfo]> = runs[..passed]
         .chunk_by(|a, b| a.level == b.level && a.heights.end() == b.heights.start())
         .filter(|row| row.len() >= MERGE_WIDTH)
         .collect();
-    let mut rows = rows;
     rows.sort_by_key(|row| row[0].level);
-    rows.into_iter().find_map(|row| merge_in(row, finalized))
+    rows.into_iter().find_map(|row| merge_in(row, settled_end))
 }
 
 /// The first merge in runs of one level that stand side by side.
-fn merge_in(row: &[RunInfo], finalized: Option<Height>) -> Option<MergePlan> {
+fn merge_in(row: &[RunInfo], settled_end: Height) -> Option<MergePlan> {
     let mut row = row;
     while row.len() >= MERGE_WIDTH {
         let fitting = fitting(row);
         if fitting >= 2 {
             let inputs = &row[..fitting];
             let heights = HeightRange::new(inputs[0].heights.start(), inputs[fitting - 1].heights.end());
-            let is_final = finalized.is_some_and(|finalized| heights.end() <= finalized.next());
-            // What stands further up is not final either.
-            return (is_final || heights.len() <= SMALL_MERGE_HEIGHTS).then(|| MergePlan {
+            let is_settled = heights.end() <= settled_end;
+            // What stands further up is not settled either.
+            return (is_settled || heights.len() <= SMALL_MERGE_HEIGHTS).then(|| MergePlan {
                 inputs: inputs.to_vec(),
                 level: row[0].level + 1,
                 heights,
@@ -146,11 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn above_finality_only_small_results() {
+    fn near_the_tip_only_small_results() {
         let large = runs(2, 0, 10, 101);
-        assert_eq!(next_merge(&large, Some(Height(2000)), Some(Height(1008))), None);
-        assert_eq!(merged(next_merge(&large, Some(Height(2000)), Some(Height(1009)))), Some((0, 1010, 3)));
-        assert_eq!(merged(next_merge(&runs(2, 0, 10, 100), Some(Height(2000)), None)), Some((0, 1000, 3)));
+        assert_eq!(next_merge(&large, Some(Height(2_008)), Some(Height(1_008))), None);
+        assert_eq!(merged(next_merge(&large, Some(Height(2_008)), Some(Height(1_009)))), Some((0, 1_010, 3)));
+        assert_eq!(merged(next_merge(&large, Some(Height(2_009)), None)), Some((0, 1_010, 3)));
+        assert_eq!(merged(next_merge(&runs(2, 0, 10, 100), Some(Height(999)), None)), Some((0, 1_000, 3)));
     }
 
     #[test]
