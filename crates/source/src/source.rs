@@ -48,6 +48,10 @@ pub trait ChainSource: Send + Sync {
         tokio::time::sleep(std::time::Duration::from_millis(at_most_ms)).await;
     }
 
+    /// Tells the source that the block which it gave for `height` was refused (law 6): one that has several places to ask should prefer another
+    /// one for a while. A hint: ignoring it is never wrong.
+    fn distrust(&self, _height: Height) {}
+
     /// What bounds it now, for people: "endpoint http://…: 8 of 8 requests in flight".
     fn bound_by(&self) -> String {
         String::new()
