@@ -4,7 +4,8 @@
 //! nothing: the follower replays the reorg log from where it stood, lowest id first, and then walks up to the new tip.
 //!
 //! * Ordering: removed blocks from the old tip downwards, entry by entry of the reorg log, then added blocks upwards.
-//! * Back-pressure: none towards the store. Subscribers have a bounded queue ([`RpcLimits::feed_queue_blocks`]) and decoded blocks a byte budget
+//! * Back-pressure: none towards the store. While many blocks come at once the follower waits for subscribers that have no room, within a
+//!   patience that refills slowly, so that a burst closes nobody and a slow subscriber can't hold up the others for long. Subscribers have a bounded queue ([`RpcLimits::feed_queue_blocks`]) and decoded blocks a byte budget
 //!   ([`RpcLimits::feed_payload_bytes`]); who falls behind either is told so and closed, never skipped over.
 //! * Idle: without subscribers nothing is read.
 //! * Shutdown: by the server's cancellation token; subscribers see the channel close.
@@ -19,6 +20,7 @@ use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
 use cairn_evm::BlockView;
 use cairn_store::RawSnapshot;
 use tokio::sync::{Mutex as AsyncMutex, broadcast, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::RpcError;
@@ -38,8 +40,8 @@ const REORGS_PER_READ: usize = 16;
 enum Payload {
     /// Nobody wanted logs when the event was made.
     NotWanted,
-    /// Here.
-    Here(Arc<BlockView>),
+    /// Here, with its bytes.
+    Here(Arc<BlockView>, usize),
     /// It had to make room.
     Dropped,
 }
@@ -48,8 +50,8 @@ enum Payload {
 pub(crate) enum LogsOf {
     /// The subscription began after the event was made.
     NotMine,
-    /// Here.
-    Here(Arc<BlockView>),
+    /// Here, with its bytes.
+    Here(Arc<BlockView>, usize),
     /// The subscriber was too slow.
     Dropped,
 }
@@ -70,7 +72,7 @@ impl HeadEvent {
     pub(crate) fn logs(&self) -> LogsOf {
         match &*self.payload.lock().unwrap_or_else(PoisonError::into_inner) {
             Payload::NotWanted => LogsOf::NotMine,
-            Payload::Here(view) => LogsOf::Here(Arc::clone(view)),
+            Payload::Here(view, bytes) => LogsOf::Here(Arc::clone(view), *bytes),
             Payload::Dropped => LogsOf::Dropped,
         }
     }
@@ -138,6 +140,45 @@ struct FollowerState {
     /// Events that still hold their payload, oldest first, with its bytes.
     held: VecDeque<(Arc<HeadEvent>, usize)>,
     held_bytes: usize,
+    patience: Patience,
+}
+
+/// How long the follower may still wait for subscribers without room.
+struct Patience {
+    left: Duration,
+    refilled: Instant,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { left: Patience::MOST, refilled: Instant::now() }
+    }
+}
+
+impl Patience {
+    const MOST: Duration = Duration::from_secs(2);
+    const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+    /// Gives back half of the time that has passed.
+    fn refill(&mut self) {
+        let now = Instant::now();
+        self.left = Patience::MOST.min(self.left + now.duration_since(self.refilled) / 2);
+        self.refilled = now;
+    }
+
+    /// Waits until `has_room`, as far as patience goes.
+    async fn wait(&mut self, has_room: impl Fn() -> bool) {
+        if has_room() {
+            return;
+        }
+        self.refill();
+        let began = Instant::now();
+        while !has_room() && began.elapsed() < self.left {
+            tokio::time::sleep(Patience::LOOK_EVERY).await;
+        }
+        self.left = self.left.saturating_sub(began.elapsed());
+        self.refilled = Instant::now();
+    }
 }
 
 enum Step {
@@ -374,7 +415,10 @@ impl Feed {
         let payload = match payload {
             Some(stored) => {
                 bytes = size_bytes(&stored);
-                Payload::Here(Arc::new(work(bytes, move || Ok(BlockView::decode(stored, None)?)).await?))
+                Payload::Here(
+                    Arc::new(work(bytes, move || Ok(BlockView::decode(stored, None)?)).await?),
+                    bytes,
+                )
             }
             None => Payload::NotWanted,
         };
@@ -390,6 +434,8 @@ impl Feed {
                 }
             }
         }
+        let room = self.limits().feed_queue_blocks.max(1);
+        state.patience.wait(|| self.sender.len() < room).await;
         // No receiver left is no failure.
         let _ = self.sender.send(FeedMessage::Head(event));
         Ok(())

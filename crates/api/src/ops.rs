@@ -68,6 +68,7 @@ pub async fn serve_ops(
         .merge(config.more)
         .layer(middleware::from_fn_with_state(ops, only_our_host));
     let limits = ListenerLimits {
+        name: "ops",
         max_connections: 128,
         header_timeout_ms: 30_000,
         write_stall_timeout_ms: 20_000,

@@ -245,12 +245,24 @@ impl BlockView {
     /// receipts; with extras also what the node had beyond consensus.
     pub fn logs(&self, filter: &LogFilter, removed: bool) -> Result<Vec<Box<RawValue>>, EvmError> {
         let mut logs = Vec::new();
-        self.each_log(filter, removed, |text| {
-            let raw = String::from_utf8(text).map_err(|error| self.malformed("extras", error))?;
+        self.each_log(filter, removed, &mut Vec::new(), |text| {
+            let raw = String::from_utf8(std::mem::take(text)).map_err(|error| self.malformed("extras", error))?;
             logs.push(RawValue::from_string(raw).map_err(|error| self.malformed("extras", error))?);
             Ok(())
         })?;
         Ok(logs)
+    }
+
+    /// Appends what [`BlockView::logs`] returns to `out`, with a comma after each log, and returns how many there were: for answers of
+    /// megabytes, which should be written once.
+    pub fn write_logs(&self, filter: &LogFilter, removed: bool, out: &mut Vec<u8>) -> Result<usize, EvmError> {
+        let mut count = 0;
+        self.each_log(filter, removed, out, |out| {
+            out.push(b',');
+            count += 1;
+            Ok(())
+        })?;
+        Ok(count)
     }
 
     /// How many logs match `filter`. Needs receipts.
@@ -265,11 +277,13 @@ impl BlockView {
         Ok(count)
     }
 
+    /// Appends each matching log's text to `out` and calls `each` after it.
     fn each_log(
         &self,
         filter: &LogFilter,
         removed: bool,
-        mut each: impl FnMut(Vec<u8>) -> Result<(), EvmError>,
+        out: &mut Vec<u8>,
+        mut each: impl FnMut(&mut Vec<u8>) -> Result<(), EvmError>,
     ) -> Result<(), EvmError> {
         // Everything that a log needs of its block is in the facts: no header.
         let facts = &self.stored.facts;
@@ -291,16 +305,16 @@ impl BlockView {
                 }
                 let tx_hash = b256(&self.facts_of(tx_index)?.id.0);
                 let place = LogContext { tx_hash, tx_index, log_index: this, removed };
-                let mut text = Vec::with_capacity(LOG_TEXT_BYTES + log.data.len() * 2);
+                out.reserve(LOG_TEXT_BYTES + log.data.len() * 2);
                 if self.overlay.logs.contains_key(&this) {
                     let object = Value::Object(self.log_object(&block, &place, &log));
-                    text.extend_from_slice(object.to_string().as_bytes());
+                    out.extend_from_slice(object.to_string().as_bytes());
                 } else {
-                    let mut sink = TextSink::new(&mut text);
+                    let mut sink = TextSink::new(out);
                     fields::log(&block, &place, &log, &mut sink);
                     sink.finish();
                 }
-                each(text)?;
+                each(out)?;
             }
         }
         Ok(())

@@ -108,6 +108,23 @@ fn with_hint(code: i32, what: String, range: HeightRange, last: Height, limit: u
     }
 }
 
+/// The first of the blocks at `heights`, as many as a chunk takes; none where there are no heights.
+async fn chunk(
+    reading: &mut Reading,
+    heights: &[Height],
+    highest: Height,
+) -> Result<Result<Vec<StoredBlock>, Reorganised>, RpcError> {
+    let Some(first) = heights.first() else { return Ok(Ok(Vec::new())) };
+    if let Err(moved) = reading.renew_if_old(highest).await? {
+        return Ok(Err(moved));
+    }
+    let blocks = reading.snapshot().blocks_at(heights, LOG_PARTS, CHUNK_BYTES).await?;
+    if blocks.is_empty() {
+        return Err(RpcError::internal(format!("block {first} could not be read")));
+    }
+    Ok(Ok(blocks))
+}
+
 /// One pass over a range.
 struct Scan {
     range: HeightRange,
@@ -150,24 +167,29 @@ impl Scan {
             let page = reading.snapshot().log_candidates(rest, &query, PAGE_HEIGHTS).await?;
             let Some(&last) = page.last() else { break };
             let mut at = 0;
-            while at < page.len() {
+            let mut blocks = Vec::new();
+            // The next chunk is read while this one is filtered.
+            while at < page.len() || !blocks.is_empty() {
                 if Instant::now() >= self.deadline {
-                    return Err(self.out_of_time(page[at]));
+                    return Err(self.out_of_time(page[at.min(page.len() - 1)]));
                 }
-                if let Err(moved) = reading.renew_if_old(highest).await? {
-                    return Ok(Err(moved));
-                }
-                let blocks = reading.snapshot().blocks_at(&page[at..], LOG_PARTS, CHUNK_BYTES).await?;
-                if blocks.is_empty() {
-                    return Err(RpcError::internal(format!("block {} could not be read", page[at])));
+                let filtered = self.take(std::mem::take(&mut blocks));
+                let (filtered, read) = tokio::join!(filtered, chunk(reading, &page[at..], highest));
+                self = filtered?;
+                match read? {
+                    Ok(read) => blocks = read,
+                    Err(moved) => return Ok(Err(moved)),
                 }
                 at += blocks.len();
-                self = self.take(blocks).await?;
             }
             if last >= highest {
                 break;
             }
             from = last.next();
+        }
+        // Each log left a comma behind it.
+        if self.results > 0 {
+            self.out.pop();
         }
         self.out.push(b']');
         Ok(Ok(self.out))
@@ -187,21 +209,12 @@ impl Scan {
 
     fn take_block(&mut self, block: StoredBlock) -> Result<(), RpcError> {
         let height = block.facts.height;
-        let logs = BlockView::decode(block, None)?.logs(&self.filter, false)?;
-        if !self.one_block && self.results + logs.len() > self.max_results {
+        self.results += BlockView::decode(block, None)?.write_logs(&self.filter, false, &mut self.out)?;
+        if !self.one_block && self.results > self.max_results {
             return Err(self.too_many(height));
         }
-        let bytes: usize = logs.iter().map(|log| log.get().len() + 1).sum();
-        if self.out.len() + bytes + 1 > self.max_bytes {
+        if self.out.len() > self.max_bytes {
             return Err(self.too_large(height));
-        }
-        self.out.reserve(bytes);
-        for log in &logs {
-            if self.results > 0 {
-                self.out.push(b',');
-            }
-            self.out.extend_from_slice(log.get().as_bytes());
-            self.results += 1;
         }
         Ok(())
     }

@@ -221,15 +221,15 @@ impl Session {
                     .await)
             }
             Subject::Logs(filter) => {
-                let view = match event.logs() {
+                let (view, bytes) = match event.logs() {
                     LogsOf::NotMine => return Ok(true),
-                    LogsOf::Here(view) => view,
+                    LogsOf::Here(view, bytes) => (view, bytes),
                     LogsOf::Dropped => {
                         return Err(behind(&format!("the logs of block {} are no longer held", event.block)));
                     }
                 };
                 let (filter, removed) = (filter.clone(), event.removed);
-                let mut logs = work(usize::MAX, move || Ok(view.logs(&filter, removed)?)).await?;
+                let mut logs = work(bytes, move || Ok(view.logs(&filter, removed)?)).await?;
                 if removed {
                     // What came last goes first.
                     logs.reverse();

@@ -329,4 +329,42 @@ mod tests {
         );
         assert!(Message::batch(vec![]).is_none());
     }
+
+    proptest::proptest! {
+        /// Whatever comes in, what goes out is JSON.
+        #[test]
+        fn any_body_is_read_or_refused(body in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            check_any(&body);
+        }
+
+        #[test]
+        fn any_text_like_a_request_is_read_or_refused(
+            body in r#"[\[ ]{0,2}(\{"(jsonrpc|id|method|params)":("2.0"|1|null|"x"|\[\]|\{\})(,"(jsonrpc|id|method|params)":("2.0"|7|"eth_x"|\[1\]))*\}[, ]?){0,3}[\] ]{0,2}"#
+        ) {
+            check_any(body.as_bytes());
+        }
+    }
+
+    fn check_any(body: &[u8]) {
+        let calls = match parse(body, 2) {
+            Err(error) => {
+                let _: serde_json::Value =
+                    serde_json::from_str(&text(Message::error(None, &error))).expect("json");
+                return;
+            }
+            Ok(Payload::Single(call)) => vec![call],
+            Ok(Payload::Batch(calls)) => {
+                assert!((1..=2).contains(&calls.len()));
+                calls
+            }
+        };
+        for call in calls {
+            let id = match &call {
+                Ok(call) => call.id,
+                Err(bad) => bad.id,
+            };
+            let answer = Message::error(id, &RpcError::server("\u{1}\"\\"));
+            let _: serde_json::Value = serde_json::from_str(&text(answer)).expect("json");
+        }
+    }
 }

@@ -33,6 +33,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a listener is bounded by.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ListenerLimits {
+    /// The listener's name in metrics.
+    pub name: &'static str,
     pub max_connections: usize,
     pub header_timeout_ms: u64,
     pub write_stall_timeout_ms: u64,
@@ -129,7 +131,7 @@ async fn accept(listener: TcpListener, router: Router, limits: ListenerLimits, l
             .with_upgrades();
         let Lifetime { stop, kill, .. } = lifetime.clone();
         lifetime.tasks.spawn(async move {
-            gauge!("cairn_rpc_connections").increment(1.0);
+            gauge!("cairn_api_connections", "listener" => limits.name).increment(1.0);
             let mut connection = pin!(connection);
             let mut stopping = false;
             loop {
@@ -148,7 +150,7 @@ async fn accept(listener: TcpListener, router: Router, limits: ListenerLimits, l
                     }
                 }
             }
-            gauge!("cairn_rpc_connections").decrement(1.0);
+            gauge!("cairn_api_connections", "listener" => limits.name).decrement(1.0);
         });
     }
     drop(listener);

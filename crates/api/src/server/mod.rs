@@ -49,6 +49,7 @@ impl Default for RpcServerConfig {
 
 pub(crate) fn listener_limits(limits: &RpcLimits) -> ListenerLimits {
     ListenerLimits {
+        name: "rpc",
         max_connections: limits.max_connections,
         header_timeout_ms: limits.header_timeout_ms,
         write_stall_timeout_ms: limits.write_stall_timeout_ms,

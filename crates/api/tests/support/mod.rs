@@ -5,7 +5,6 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use alloy_rlp::Decodable;
 use bytes::Bytes;
 use cairn_api::{EthApi, RpcLimits};
 use cairn_core::{BlockRef, ChainId, RawBlock, SystemClock};
@@ -15,6 +14,7 @@ use cairn_store::{AppendBatch, RawReader, RawWriter, StoreInfo};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+pub mod http;
 pub mod made;
 
 /// The folder of the public suite. `None`: it isn't there, and the test can't run; in CI that is a failure.
