@@ -26,6 +26,11 @@ impl CheckFailure {
     pub fn is_bloom_only(&self) -> bool {
         self.check == Checks::BLOOM
     }
+
+    /// What the caller should do: ask again, or ask another node.
+    pub fn kind(&self) -> ErrorKind {
+        ErrorKind::Retry
+    }
 }
 
 /// An error of the codec. Absence is `None`, never an error.

@@ -212,3 +212,98 @@ impl<'a> Receipts<'a> {
         Ok(Receipts { list })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloy_consensus::{Eip658Value, Receipt as AlloyReceipt, ReceiptEnvelope, ReceiptWithBloom};
+    use alloy_eips::eip2718::Encodable2718;
+    use alloy_primitives::{Address, B256, Bytes, Log as AlloyLog, LogData};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_log() -> impl Strategy<Value = AlloyLog> {
+        let topics = prop::collection::vec(any::<[u8; 32]>().prop_map(B256::new), 0..=MAX_TOPICS);
+        (any::<[u8; 20]>(), topics, prop::collection::vec(any::<u8>(), 0..80)).prop_map(
+            |(address, topics, data)| AlloyLog {
+                address: Address::new(address),
+                data: LogData::new_unchecked(topics, Bytes::from(data)),
+            },
+        )
+    }
+
+    fn any_receipt() -> impl Strategy<Value = ReceiptEnvelope> {
+        let status = prop_oneof![
+            any::<bool>().prop_map(Eip658Value::Eip658),
+            any::<[u8; 32]>().prop_map(|root| Eip658Value::PostState(B256::new(root))),
+        ];
+        let receipt = (status, any::<u64>(), prop::collection::vec(any_log(), 0..4)).prop_map(
+            |(status, cumulative_gas_used, logs)| AlloyReceipt { status, cumulative_gas_used, logs },
+        );
+        (0..5u8, receipt).prop_map(|(ty, receipt)| {
+            let receipt = ReceiptWithBloom::from(receipt);
+            match ty {
+                0 => ReceiptEnvelope::Legacy(receipt),
+                1 => ReceiptEnvelope::Eip2930(receipt),
+                2 => ReceiptEnvelope::Eip1559(receipt),
+                3 => ReceiptEnvelope::Eip4844(receipt),
+                _ => ReceiptEnvelope::Eip7702(receipt),
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn receipts_lose_only_their_bloom_and_get_it_back(list in prop::collection::vec(any_receipt(), 0..4)) {
+            let mut stored = Vec::new();
+            for receipt in &list {
+                Receipt::decode_consensus(&receipt.encoded_2718()).unwrap().encode_stored(&mut stored);
+            }
+            let stored = crate::canonical::in_list(stored);
+            let decoded = Receipts::decode(&stored).unwrap().list;
+            prop_assert_eq!(decoded.len(), list.len());
+            for (ours, theirs) in decoded.iter().zip(&list) {
+                let bloom = ours.bloom().unwrap();
+                prop_assert_eq!(&bloom, theirs.logs_bloom());
+                let mut bytes = Vec::new();
+                ours.encode_consensus(&bloom, &mut bytes);
+                prop_assert_eq!(bytes, theirs.encoded_2718());
+                prop_assert_eq!(ours.log_count().unwrap() as usize, theirs.logs().len());
+            }
+        }
+
+        #[test]
+        fn bytes_that_are_no_receipt_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in any::<prop::sample::Index>(), receipt in any_receipt()) {
+            let mut near = receipt.encoded_2718();
+            let at = cut.index(near.len());
+            near[at] ^= bytes.first().copied().unwrap_or(1);
+            for bytes in [&bytes, &near] {
+                if let Ok(receipt) = Receipt::decode_consensus(bytes) {
+                    receipt.bloom().unwrap();
+                }
+                if let Ok(receipts) = Receipts::decode(bytes) {
+                    receipts.list.iter().for_each(|receipt| assert!(receipt.log_count().is_ok() || receipt.bloom().is_err()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn items_after_the_logs_are_kept() {
+        // [status, gas, bloom, logs, depositNonce, depositReceiptVersion] of a type that only its own chain knows.
+        let mut items = vec![0x01, 0x05];
+        Bloom::ZERO.encode(&mut items);
+        items.extend([0xc0, 0x2a, 0x01]);
+        let mut bytes = vec![0x7e];
+        rlp::list_header(items.len(), &mut bytes);
+        bytes.extend(items);
+        let receipt = Receipt::decode_consensus(&bytes).unwrap();
+        assert_eq!((receipt.ty, receipt.rest), (0x7e, &[0x2a, 0x01][..]));
+        let mut stored = Vec::new();
+        receipt.encode_stored(&mut stored);
+        let again = Receipt::decode_stored(rlp::exactly(&stored).unwrap()).unwrap();
+        let mut encoded = Vec::new();
+        again.encode_consensus(&Bloom::ZERO, &mut encoded);
+        assert_eq!(encoded, bytes);
+    }
+}

@@ -67,7 +67,10 @@ pub fn from_rpc_with(
     let transactions = match block.remove("transactions") {
         Some(Value::Array(transactions)) => transactions,
         _ => {
-            return Err(EvmError::malformed(format!("block {height}"), "field `transactions`: it is no list"));
+            return Err(EvmError::malformed(
+                format!("block {height}"),
+                "field `transactions`: it is no list",
+            ));
         }
     };
     let mut build = Build {

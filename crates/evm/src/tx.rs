@@ -36,3 +36,40 @@ pub(crate) fn type_of(bytes: &[u8]) -> u8 {
 pub(crate) fn recover_sender(tx: &TxEnvelope) -> Option<Address> {
     tx.recover_signer_unchecked().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use alloy_consensus::crypto::secp256k1::{recover_signer_unchecked, sign_message};
+    use alloy_consensus::{EthereumTypedTransaction, SignableTransaction, TxLegacy};
+    use alloy_eips::eip2718::Encodable2718;
+    use alloy_primitives::{B256, Signature, U256, uint};
+
+    use super::*;
+
+    /// The order of the curve.
+    const ORDER: U256 = uint!(0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141_U256);
+
+    #[test]
+    fn frontier_signatures_with_a_high_s_are_recovered() {
+        let tx = TxLegacy { nonce: 3, gas_price: 50_000_000_000, gas_limit: 21_000, ..TxLegacy::default() };
+        let hash = tx.signature_hash();
+        let low = sign_message(B256::repeat_byte(7), hash).unwrap();
+        let sender = recover_signer_unchecked(&low, hash).unwrap();
+        let high = Signature::new(low.r(), ORDER - low.s(), !low.v());
+        assert!(high.s() > ORDER >> 1);
+        for signature in [low, high] {
+            let tx = TxEnvelope::new_unhashed(EthereumTypedTransaction::Legacy(tx.clone()), signature);
+            let decoded = decode(&tx.encoded_2718()).unwrap().unwrap();
+            assert_eq!(recover_sender(&decoded), Some(sender));
+        }
+    }
+
+    #[test]
+    fn e05_types_are_told_from_bytes_that_are_none() {
+        assert_eq!(decode(&[0x7e, 1, 2]).unwrap(), None);
+        assert_eq!(decode(&[0x05]).unwrap(), None);
+        for bytes in [&[][..], &[0x00, 0xc0], &[0x80], &[0x02, 0xc0], &[0xc0], &[0x04]] {
+            assert!(decode(bytes).is_err(), "{bytes:02x?}");
+        }
+    }
+}

@@ -246,7 +246,8 @@ impl BlockView {
     pub fn logs(&self, filter: &LogFilter, removed: bool) -> Result<Vec<Box<RawValue>>, EvmError> {
         let mut logs = Vec::new();
         self.each_log(filter, removed, &mut Vec::new(), |text| {
-            let raw = String::from_utf8(std::mem::take(text)).map_err(|error| self.malformed("extras", error))?;
+            let raw =
+                String::from_utf8(std::mem::take(text)).map_err(|error| self.malformed("extras", error))?;
             logs.push(RawValue::from_string(raw).map_err(|error| self.malformed("extras", error))?);
             Ok(())
         })?;
@@ -255,7 +256,12 @@ impl BlockView {
 
     /// Appends what [`BlockView::logs`] returns to `out`, with a comma after each log, and returns how many there were: for answers of
     /// megabytes, which should be written once.
-    pub fn write_logs(&self, filter: &LogFilter, removed: bool, out: &mut Vec<u8>) -> Result<usize, EvmError> {
+    pub fn write_logs(
+        &self,
+        filter: &LogFilter,
+        removed: bool,
+        out: &mut Vec<u8>,
+    ) -> Result<usize, EvmError> {
         let mut count = 0;
         self.each_log(filter, removed, out, |out| {
             out.push(b',');

@@ -1,5 +1,6 @@
 //! The public Ethereum RPC test suite: every block decodes and passes every check, and every answer that needs no state comes out as the
 //! suite has it.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 

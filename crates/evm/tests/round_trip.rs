@@ -1,10 +1,11 @@
 //! JSON in, JSON out: whatever a node says is served back, and for an ordinary node nothing is kept beside the consensus bytes.
+#![allow(clippy::unwrap_used)]
 
 use cairn_core::RawBlock;
 use cairn_evm::overlay::Overlay;
 use cairn_evm::{
     Beside, BlockView, ChainProfile, Checks, ForkSchedule, check_block, from_consensus, from_rpc,
-    from_rpc_with, genesis_block,
+    from_rpc_with, genesis_block, linked_ref_from_rpc,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value};
@@ -75,6 +76,24 @@ fn a_nodes_json_gives_the_consensus_block() {
         assert_eq!(Overlay { receipts: Default::default(), ..overlay }, Overlay::default());
         raw.extras = Default::default();
         assert!(raw == node.consensus, "block {}", raw.facts.height);
+    }
+}
+
+#[test]
+fn a_header_is_believed_only_with_its_own_hash() {
+    let Some((blocks, _)) = node_blocks() else { return };
+    for node in &blocks {
+        let linked = linked_ref_from_rpc(&node.block, &ChainProfile::default()).unwrap();
+        assert_eq!(linked, node.consensus.facts.linked_ref());
+        let mut lie = node.block.clone();
+        lie["parentHash"] = lie["hash"].clone();
+        let error = linked_ref_from_rpc(&lie, &ChainProfile::default()).unwrap_err();
+        assert!(error.to_string().contains("header-hash"), "{error}");
+        let relaxed = ChainProfile::relaxing(Checks::HEADER_HASH);
+        assert_eq!(linked_ref_from_rpc(&lie, &relaxed).unwrap().parent_id, node.consensus.facts.id);
+    }
+    for nothing in [Value::Null, serde_json::json!([]), serde_json::json!({"number": "0x1", "hash": null})] {
+        assert!(linked_ref_from_rpc(&nothing, &ChainProfile::default()).is_err());
     }
 }
 

@@ -145,8 +145,16 @@ impl<'a> TextSink<'a> {
         self.out.extend_from_slice(b"\"0x");
         let start = self.out.len();
         self.out.resize(start + bytes.len() * 2, b'0');
-        // The room is exactly that of the digits: this can't fail.
-        let _fits = hex::encode_to_slice(bytes, &mut self.out[start..]);
+        let fits = hex::encode_to_slice(bytes, &mut self.out[start..]);
+        debug_assert!(fits.is_ok(), "the room is exactly that of the digits");
+        self.out.push(b'"');
+    }
+
+    fn number(&mut self, number: u64) {
+        self.out.extend_from_slice(b"\"0x");
+        let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(1);
+        let digit = |at: u32| b"0123456789abcdef"[(number >> (4 * at) & 15) as usize];
+        self.out.extend((0..digits).rev().map(digit));
         self.out.push(b'"');
     }
 }
@@ -174,7 +182,8 @@ impl Sink for TextSink<'_> {
             Field::Null => self.out.extend_from_slice(b"null"),
             Field::Bool(true) => self.out.extend_from_slice(b"true"),
             Field::Bool(false) => self.out.extend_from_slice(b"false"),
-            // Numbers and nested values: their text has only digits, or is serialised as a whole.
+            Field::Number(number) => self.number(number),
+            // Rare in logs.
             other => self.out.extend_from_slice(other.into_value().to_string().as_bytes()),
         }
     }
@@ -194,6 +203,8 @@ mod tests {
                 ("true", Field::Bool(true)),
                 ("number", Field::Number(271)),
                 ("zero", Field::Number(0)),
+                ("sixteen", Field::Number(16)),
+                ("most", Field::Number(u64::MAX)),
                 ("quantity", Field::Quantity(U256::MAX)),
                 ("data", Field::Data(&[0, 0xab])),
                 ("empty", Field::Data(&[])),
