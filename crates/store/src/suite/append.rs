@@ -203,7 +203,8 @@ async fn other_bytes_under_the_tips_id_are_a_conflict(factory: Arc<dyn StoreFact
     let blocks = chain(0, 8, 0);
     let subject = Subject::with(&factory, &blocks).await?;
     let before = subject.freeze().await?;
-    let changes: [(&str, fn(&mut RawBlock)); 6] = [
+    type Change = fn(&mut RawBlock);
+    let changes: [(&str, Change); 6] = [
         ("the receipts", |block| block.receipts = Bytes::from_static(b"other")),
         ("the traces", |block| block.traces = Some(Bytes::from_static(b"other"))),
         ("a fact", |block| block.facts.unverified ^= 1),

@@ -38,6 +38,13 @@ pub(super) struct Frozen {
     dump: Dump,
 }
 
+impl Frozen {
+    /// The only thing that a restart changes.
+    pub(super) fn set_fence(&mut self, fence: Fence) {
+        self.head.fence = fence;
+    }
+}
+
 /// A store with the ingester's fence.
 pub(super) struct Subject {
     pub(super) store: Arc<dyn TestStore>,
@@ -81,14 +88,19 @@ impl Subject {
     }
 
     /// Drops the store without closing it, opens it again, and takes it over.
-    pub(super) async fn restart(self) -> CaseResult<Subject> {
-        let Subject { store, fence, clock, place } = self;
-        drop(store);
-        let store = place.open().await?;
-        let mut subject = Subject { store, fence, clock, place };
-        subject.store.init(info()).await?;
-        subject.acquire().await?;
-        Ok(subject)
+    pub(super) async fn restart(mut self) -> CaseResult<Subject> {
+        self.reopen().await?;
+        self.store.init(info()).await?;
+        self.acquire().await?;
+        Ok(self)
+    }
+
+    /// Drops the store without closing it and opens it again.
+    pub(super) async fn reopen(&mut self) -> CaseResult {
+        // Something has to stand in its place while it is gone.
+        self.store = Arc::new(MemoryStore::new(self.clock.clone()));
+        self.store = self.place.open().await?;
+        Ok(())
     }
 
     pub(super) async fn append(&self, blocks: &[RawBlock]) -> Result<HeadRow> {
