@@ -1,1 +1,5 @@
-//! stub
+//! Stores that keep data: one module and one feature each. Only the binary and tests name one; everything else knows the traits of
+//! [`cairn_store`].
+
+#[cfg(feature = "sqlite")]
+pub mod sqlite;

@@ -1,0 +1,167 @@
+//! Read connections, and the read transactions of snapshots.
+//!
+//! A bounded number of connections is open; who finds none waits for a bounded time and is then told
+//! [`StoreError::Busy`]. A read transaction that grows too old is ended by whoever needs its connection next, or by
+//! maintenance: an old one would keep the write-ahead log from being emptied.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+use cairn_store::{Result, StoreError};
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::codec::Unpacker;
+use super::error::db;
+use super::head::{self, Head};
+use super::index::demand_time;
+use super::options::SqliteOptions;
+use super::{blocking, schema};
+
+/// A connection with what reading from it needs.
+pub(super) struct ReadConnection {
+    pub(super) conn: Connection,
+    pub(super) unpacker: Unpacker,
+}
+
+pub(super) struct Pool {
+    path: PathBuf,
+    options: SqliteOptions,
+    idle: Mutex<Vec<ReadConnection>>,
+    permits: Arc<Semaphore>,
+    /// The transactions that are open, to find those that are too old.
+    open: Mutex<Vec<Weak<ReadTx>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these mutexes guard is whole at every moment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    pub(super) fn new(path: PathBuf, options: SqliteOptions) -> Self {
+        let permits = Arc::new(Semaphore::new(options.max_readers.max(1)));
+        Pool { path, options, idle: Mutex::default(), permits, open: Mutex::default() }
+    }
+
+    /// A read transaction and the head row in it. It ends after `max_ms`, if given.
+    pub(super) async fn begin(self: &Arc<Self>, max_ms: Option<u64>) -> Result<(Arc<ReadTx>, Head)> {
+        let permit = match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                self.end_expired();
+                let wait_ms = self.options.reader_wait_ms;
+                tokio::time::timeout(Duration::from_millis(wait_ms), self.permits.clone().acquire_owned())
+                    .await
+                    .ok()
+                    .and_then(|permit| permit.ok())
+                    .ok_or_else(|| {
+                        StoreError::Busy(format!(
+                            "all {} read connections are in use, and none came free within {wait_ms} ms",
+                            self.options.max_readers
+                        ))
+                    })?
+            }
+        };
+        let pool = self.clone();
+        blocking(move || {
+            let idle = lock(&pool.idle).pop();
+            let connection = idle.map_or_else(|| pool.connect(), Ok)?;
+            connection.conn.execute_batch("BEGIN").map_err(db)?;
+            let deadline = max_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+            let open = Mutex::new(Some((connection, permit)));
+            let transaction = Arc::new(ReadTx { open, pool: pool.clone(), deadline });
+            // The first read fixes what the transaction sees.
+            let head = transaction.read(|connection, _| head::read(&connection.conn))?;
+            let mut list = lock(&pool.open);
+            list.retain(|transaction| transaction.strong_count() > 0);
+            list.push(Arc::downgrade(&transaction));
+            Ok((transaction, head))
+        })
+        .await
+    }
+
+    fn connect(&self) -> Result<ReadConnection> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(&self.path, flags).map_err(db)?;
+        schema::configure_reader(&conn, &self.options)?;
+        Ok(ReadConnection { conn, unpacker: Unpacker::new()? })
+    }
+
+    /// Ends the transactions whose time has come and that nobody reads from at this moment.
+    pub(super) fn end_expired(&self) {
+        let open = std::mem::take(&mut *lock(&self.open));
+        let (expired, mut alive): (Vec<_>, Vec<_>) = open
+            .into_iter()
+            .filter_map(|transaction| transaction.upgrade())
+            .partition(|transaction| demand_time(transaction.deadline).is_err());
+        for transaction in expired {
+            if !transaction.try_end() {
+                alive.push(transaction);
+            }
+        }
+        lock(&self.open).extend(alive.iter().map(Arc::downgrade));
+    }
+
+    /// Checks that a reader can be opened: the file is there, is a store, and has a schema that we know.
+    pub(super) fn probe(&self) -> Result<()> {
+        let connection = self.connect()?;
+        schema::demand_current(&connection.conn)?;
+        lock(&self.idle).push(connection);
+        Ok(())
+    }
+}
+
+/// One read transaction. Its connection goes back to the pool when it is dropped or has expired.
+pub(super) struct ReadTx {
+    open: Mutex<Option<(ReadConnection, OwnedSemaphorePermit)>>,
+    pool: Arc<Pool>,
+    deadline: Option<Instant>,
+}
+
+impl ReadTx {
+    /// Runs `read` on a thread that may block. The transaction lives at least as long as it runs, even where the caller went away.
+    pub(super) async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&ReadConnection, Option<Instant>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let transaction = self.clone();
+        blocking(move || transaction.read(read)).await
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&ReadConnection, Option<Instant>) -> Result<T>) -> Result<T> {
+        let open = lock(&self.open);
+        demand_time(self.deadline)?;
+        match &*open {
+            Some((connection, _)) => read(connection, self.deadline),
+            None => Err(StoreError::Busy("the snapshot was ended; open another one".into())),
+        }
+    }
+
+    fn try_end(&self) -> bool {
+        match self.open.try_lock() {
+            Ok(mut open) => self.give_back(&mut open),
+            Err(TryLockError::Poisoned(open)) => self.give_back(&mut open.into_inner()),
+            Err(TryLockError::WouldBlock) => return false,
+        }
+        true
+    }
+
+    fn give_back(&self, open: &mut Option<(ReadConnection, OwnedSemaphorePermit)>) {
+        let Some((connection, permit)) = open.take() else { return };
+        // A connection that can't end its transaction is closed instead, which ends it too.
+        if connection.conn.execute_batch("ROLLBACK").is_ok() {
+            lock(&self.pool.idle).push(connection);
+        }
+        drop(permit);
+    }
+}
+
+impl Drop for ReadTx {
+    fn drop(&mut self) {
+        let mut open = std::mem::take(&mut *lock(&self.open));
+        self.give_back(&mut open);
+    }
+}

@@ -1,0 +1,269 @@
+//! The files: who may open them, which schemas are taken, and what their damage looks like.
+#![cfg(feature = "sqlite")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cairn_backends::sqlite::{LOCK_NAME, SqliteOptions, SqliteStore};
+use cairn_core::{ChainId, Height, HeightRange, Parts, SystemClock};
+use cairn_store::suite::blocks::{as_stored, chain};
+use cairn_store::{
+    AppendBatch, LogQuery, RawDump, RawMaintenance, RawReader, RawWriter, Result, StoreError, StoreInfo,
+};
+use rusqlite::Connection;
+
+async fn open(dir: &Path) -> Result<SqliteStore> {
+    SqliteStore::open(SqliteOptions::new(dir), Arc::new(SystemClock)).await
+}
+
+async fn open_read_only(dir: &Path) -> Result<SqliteStore> {
+    SqliteStore::open(SqliteOptions::read_only(dir), Arc::new(SystemClock)).await
+}
+
+fn info() -> StoreInfo {
+    StoreInfo { uuid: [1; 16], chain_id: ChainId(1), chain_config: Default::default() }
+}
+
+fn batch(blocks: &[cairn_core::RawBlock]) -> AppendBatch {
+    AppendBatch { blocks: blocks.to_vec(), ..AppendBatch::default() }
+}
+
+/// A store with the first `count` blocks of the chain.
+async fn filled(dir: &Path, count: u64) -> SqliteStore {
+    let store = open(dir).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    for blocks in chain(0, count, 0).chunks(10) {
+        store.append(fence, batch(blocks)).await.expect("appends");
+    }
+    store
+}
+
+fn sql(dir: &Path, statements: &str) {
+    let conn = Connection::open(dir.join("raw.sqlite")).expect("opens");
+    conn.execute_batch(statements).expect("runs");
+}
+
+#[tokio::test]
+async fn one_process_writes_and_says_so() {
+    let dir = tempfile::tempdir().expect("dir");
+    let store = open(dir.path()).await.expect("opens");
+    match open(dir.path()).await {
+        Err(StoreError::Locked { what }) => assert!(what.ends_with(LOCK_NAME), "{what}"),
+        other => panic!("{other:?}"),
+    }
+    let handle = store.clone();
+    drop(store);
+    assert!(open(dir.path()).await.is_err(), "a handle is left");
+    drop(handle);
+    open(dir.path()).await.expect("the lock is free again");
+}
+
+#[tokio::test]
+async fn reading_works_beside_a_writer_and_after_it() {
+    let dir = tempfile::tempdir().expect("dir");
+    assert!(matches!(open_read_only(dir.path()).await, Err(StoreError::Invalid(_))), "there is no store yet");
+    assert!(std::fs::read_dir(dir.path()).expect("reads").next().is_none(), "reading made something");
+
+    let writer = filled(dir.path(), 20).await;
+    let reader = open_read_only(dir.path()).await.expect("opens beside the writer");
+    let old = reader.snapshot().await.expect("reads");
+    let fence = writer.acquire().await.expect("acquire").fence;
+    let blocks = chain(0, 30, 0);
+    writer.append(fence, batch(&blocks[20..])).await.expect("appends");
+    assert_eq!(old.head().tip, Some(blocks[19].block_ref()), "a snapshot stays as it is");
+    let new = reader.snapshot().await.expect("reads");
+    assert_eq!(new.head().tip, Some(blocks[29].block_ref()));
+    let read = new.block(Height(25), Parts::all()).await.expect("reads");
+    assert_eq!(read, Some(as_stored(&blocks[25], Parts::all())));
+    drop((old, new));
+
+    assert!(matches!(reader.acquire().await, Err(StoreError::Invalid(_))), "a reader must not write");
+    assert_eq!(reader.dump().await.expect("dumps"), writer.dump().await.expect("dumps"));
+    drop(writer);
+    let alone = reader.snapshot().await.expect("reads after the writer went");
+    assert_eq!(alone.head().tip, Some(blocks[29].block_ref()));
+    drop((alone, reader));
+    let again = open_read_only(dir.path()).await.expect("opens with no log beside the file");
+    assert_eq!(again.snapshot().await.expect("reads").head().tip, Some(blocks[29].block_ref()));
+}
+
+#[tokio::test]
+async fn an_unknown_schema_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 10).await);
+    sql(dir.path(), "PRAGMA user_version = 99");
+    for result in [open(dir.path()).await, open_read_only(dir.path()).await] {
+        match result {
+            Err(StoreError::UnknownSchema { found: 99, known }) => assert!(known < 99),
+            other => panic!("{other:?}"),
+        }
+    }
+    sql(dir.path(), "PRAGMA user_version = 1");
+    let store = open(dir.path()).await.expect("opens");
+    assert_eq!(store.snapshot().await.expect("reads").head().tip.map(|tip| tip.height), Some(Height(9)));
+}
+
+#[tokio::test]
+async fn files_of_others_are_refused() {
+    let dir = tempfile::tempdir().expect("dir");
+    sql(dir.path(), "CREATE TABLE notes (text TEXT)");
+    assert!(matches!(open(dir.path()).await, Err(StoreError::Database(_))));
+    let bytes = std::fs::read(dir.path().join("raw.sqlite")).expect("reads");
+    assert!(bytes[18] == 1, "the journal mode of somebody else's file was changed");
+
+    let dir = tempfile::tempdir().expect("dir");
+    std::fs::write(dir.path().join("raw.sqlite"), vec![b'x'; 10_000]).expect("writes");
+    assert!(matches!(open(dir.path()).await, Err(StoreError::Corrupt { .. })));
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_contradicts_the_head_is_refused() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 10).await);
+    sql(dir.path(), "UPDATE checkpoints SET height = height + 1");
+    assert!(matches!(open(dir.path()).await, Err(StoreError::Corrupt { .. })));
+}
+
+#[tokio::test]
+async fn i06_rows_that_went_missing_are_damage_never_an_empty_answer() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 40).await);
+    let blocks = chain(0, 40, 0);
+    let with_txs = blocks.iter().find(|block| !block.transactions.is_empty()).expect("one has");
+    let height = with_txs.facts.height;
+    sql(
+        dir.path(),
+        &format!("DELETE FROM transactions WHERE height = {height}; DELETE FROM blocks WHERE height = 30"),
+    );
+    let store = open(dir.path()).await.expect("opens");
+    let snapshot = store.snapshot().await.expect("reads");
+    let damaged = |what: &str, place: String| {
+        assert!(place.contains(what), "{place}");
+    };
+    match snapshot.block(height, Parts::TRANSACTIONS).await {
+        Err(StoreError::Corrupt { place, .. }) => damaged(&height.to_string(), place),
+        other => panic!("{other:?}"),
+    }
+    match snapshot.find_tx(with_txs.transactions[0].id).await {
+        Err(StoreError::Corrupt { place, .. }) => damaged(&height.to_string(), place),
+        other => panic!("{other:?}"),
+    }
+    let all = HeightRange::new(Height(25), Height(40));
+    match snapshot.blocks(all, Parts::HEADER, u64::MAX).await {
+        Err(StoreError::Corrupt { place, .. }) => damaged("30", place),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn damaged_index_pages_and_parts_are_named() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 10).await);
+    sql(
+        dir.path(),
+        "UPDATE run_pages SET data = CAST(substr(data, 1, length(data) - 1) || x'77' AS BLOB); \
+         UPDATE blocks SET header = x'0700' WHERE height = 3",
+    );
+    let store = open(dir.path()).await.expect("opens");
+    let snapshot = store.snapshot().await.expect("reads");
+    let blocks = chain(0, 10, 0);
+    let query = LogQuery { groups: vec![vec![1]] };
+    let range = HeightRange::new(Height(0), Height(10));
+    for result in [
+        snapshot.find_block(blocks[4].facts.id).await.map(|_| ()),
+        snapshot.log_candidates(range, &query, 10).await.map(|_| ()),
+        snapshot.index_fingerprints(range).await.map(|_| ()),
+    ] {
+        match result {
+            Err(StoreError::Corrupt { place, .. }) => assert!(place.contains("index run"), "{place}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    match snapshot.block(Height(3), Parts::HEADER).await {
+        Err(StoreError::Corrupt { place, .. }) => assert!(place.contains("height 3"), "{place}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn old_snapshots_end_and_give_their_connection_back() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 10).await);
+    let options = SqliteOptions {
+        max_readers: 1,
+        reader_wait_ms: 50,
+        snapshot_max_ms: Some(100),
+        ..SqliteOptions::new(dir.path())
+    };
+    let store = SqliteStore::open(options, Arc::new(SystemClock)).await.expect("opens");
+    let first = store.snapshot().await.expect("one connection");
+    assert!(matches!(store.snapshot().await, Err(StoreError::Busy(_))), "there is no second one");
+    assert!(first.block(Height(1), Parts::HEADER).await.expect("young enough").is_some());
+    tokio::time::sleep(std::time::Duration::from_millis(120)).await;
+    assert!(matches!(first.block(Height(1), Parts::HEADER).await, Err(StoreError::Busy(_))), "too old");
+    let second = store.snapshot().await.expect("the old one was ended");
+    assert!(matches!(first.block(Height(1), Parts::HEADER).await, Err(StoreError::Busy(_))));
+    assert!(second.block(Height(1), Parts::HEADER).await.expect("reads").is_some());
+}
+
+#[tokio::test]
+async fn the_log_is_emptied_though_snapshots_are_forgotten() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 1).await);
+    let options = SqliteOptions { snapshot_max_ms: Some(50), ..SqliteOptions::new(dir.path()) };
+    let store = SqliteStore::open(options, Arc::new(SystemClock)).await.expect("opens");
+    let forgotten = store.snapshot().await.expect("reads");
+    let fence = store.acquire().await.expect("acquire").fence;
+    let mut blocks = chain(0, 40, 0);
+    for block in &mut blocks[1..] {
+        // Bytes that don't compress.
+        let mut numbers = cairn_store::suite::blocks::Numbers::new(block.facts.height.get());
+        let body: Vec<u8> = (0..500_000).flat_map(|_| numbers.next_u64().to_be_bytes()).collect();
+        block.body = body.into();
+        store.append(fence, batch(std::slice::from_ref(block))).await.expect("appends");
+    }
+    let wal_bytes = || std::fs::metadata(dir.path().join("raw.sqlite-wal")).expect("is there").len();
+    assert!(wal_bytes() > 100 << 20, "the snapshot keeps the log from starting anew");
+    tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    store.maintain(1 << 20).await.expect("maintains");
+    assert!(wal_bytes() < 1 << 20, "{} bytes are left", wal_bytes());
+    drop(forgotten);
+}
+
+#[tokio::test]
+async fn sizes_are_kept_with_every_change() {
+    let dir = tempfile::tempdir().expect("dir");
+    let store = filled(dir.path(), 40).await;
+    let fence = store.acquire().await.expect("acquire").fence;
+    let common = chain(0, 40, 0)[29].block_ref();
+    let rollback = cairn_store::Rollback { common, max_depth: 100, decided_at_ms: 1 };
+    store.rollback(fence, rollback).await.expect("rolls back");
+    while store.purge_step(fence, 3).await.expect("purges") != cairn_store::PurgeProgress::Done {}
+    let sizes = store.snapshot().await.expect("reads").sizes().await.expect("reads");
+    assert!(sizes.total_bytes > 50_000);
+    drop(store);
+    let conn = Connection::open(dir.path().join("raw.sqlite")).expect("opens");
+    for (part, table, column) in [
+        ("headers", "blocks", "header"),
+        ("bodies", "bodies", "data"),
+        ("receipts", "receipts", "data"),
+        ("extras", "extras", "data"),
+        ("traces", "traces", "data"),
+        ("transactions", "transactions", "ids || facts"),
+        (
+            "orphans",
+            "orphans",
+            "header || coalesce(tx_ids, x'') || coalesce(tx_facts, x'') || coalesce(body, x'') \
+         || coalesce(receipts, x'') || coalesce(extras, x'') || coalesce(traces, x'')",
+        ),
+    ] {
+        let select =
+            format!("SELECT count(*), coalesce(sum(length(CAST({column} AS BLOB))), 0) FROM {table}");
+        let counted: (u64, u64) = conn
+            .query_row(&select, [], |row| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64)))
+            .expect("counts");
+        let kept = sizes.parts.iter().find(|(name, ..)| name == part).expect("is listed");
+        assert_eq!((kept.1, kept.2), counted, "{part}");
+    }
+}
