@@ -4,9 +4,9 @@
 //! commit may have closed a seam. What was filled shows only when the head passes it, so readers see one unbroken
 //! archive however the ranges finish. A range given up anywhere is reclaimed from where it stopped.
 
-use cairn_core::{BlockId, ErrorKind, Height, HeightRange};
+use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
 use cairn_source::Heads;
-use cairn_store::{HeadRow, RawLease, StoreError};
+use cairn_store::{RawLease, StoreError};
 use futures::future::join_all;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -15,8 +15,16 @@ use super::fetch::{PieceEnd, fetch_in_order};
 use super::{FillOptions, Gathered, Ingester, Session, Turn};
 use crate::IngestError;
 
-/// How often a seam that doesn't link is fetched again before the ingester halts.
-const SEAM_ATTEMPTS: u32 = 3;
+/// How often in a row, without the tip moving, a seam that doesn't link is fetched again before the ingester halts.
+const SEAM_ATTEMPTS: u32 = 20;
+
+/// What filling ahead came to.
+pub(super) enum FillTurn {
+    /// Nothing to fill: append in order, up to this height.
+    AppendTo(Height),
+    /// It did this.
+    Did(Turn),
+}
 
 impl Ingester {
     /// Frees what a predecessor of the same name left claimed. Only for a store that one process holds.
@@ -30,55 +38,85 @@ impl Ingester {
         Ok(())
     }
 
-    /// Fills ahead where there is enough to do; `None`: too little, or no finality to bound it.
+    /// Fills ahead where there is enough to do, or where ranges were begun; else says how far to append in order.
     pub(super) async fn fill_ahead(
         &self,
         session: &mut Session,
-        fill: &FillOptions,
-        head: &HeadRow,
+        tip: BlockRef,
         heads: &Heads,
         target_inclusive: Height,
         shutdown: &CancellationToken,
-    ) -> Result<Option<Turn>, IngestError> {
-        let (Some(tip), Some(finalized)) = (head.tip, head.finalized) else { return Ok(None) };
-        let stop_exclusive = finalized.height.min(target_inclusive).next();
-        let begun = !self.store.snapshot().await?.raw_leases().await?.is_empty();
-        let missing = stop_exclusive.since(tip.height.next());
-        if !begun && missing < fill.range_heights.saturating_mul(2) {
-            return Ok(None);
+    ) -> Result<FillTurn, IngestError> {
+        let leases = self.store.snapshot().await?.raw_leases().await?;
+        let lowest = leases.iter().map(|lease| lease.range.start()).min();
+        if let Some(before) = lowest.and_then(Height::prev).filter(|before| *before > tip.height) {
+            // A rollback or a seam that was given up left a hole below the ranges: it is closed in order.
+            return Ok(FillTurn::AppendTo(before.min(target_inclusive)));
         }
-        tracing::debug!(%stop_exclusive, missing, workers = fill.workers, latest = %heads.latest.block, "filling ahead");
+        let highest = leases.iter().map(|lease| lease.range.end()).max();
+        let fill = match &self.options.fill {
+            Some(fill) => fill.clone(),
+            // Ranges that another process with other settings began are finished.
+            None if lowest.is_some() => FillOptions { workers: 1, ..FillOptions::default() },
+            None => return Ok(FillTurn::AppendTo(target_inclusive)),
+        };
+        let settled = heads.finalized.map_or(Height::ZERO, |mark| mark.height.min(target_inclusive).next());
+        let wanted = if self.options.fill.is_some() { settled } else { Height::ZERO };
+        let stop_exclusive = wanted.max(highest.unwrap_or(Height::ZERO));
+        let missing = stop_exclusive.since(tip.height.next());
+        if lowest.is_none() && missing < fill.range_heights.saturating_mul(2) {
+            return Ok(FillTurn::AppendTo(target_inclusive));
+        }
+        self.fill_up_to(session, &fill, tip, heads, stop_exclusive, shutdown).await.map(FillTurn::Did)
+    }
+
+    async fn fill_up_to(
+        &self,
+        session: &mut Session,
+        fill: &FillOptions,
+        tip: BlockRef,
+        heads: &Heads,
+        stop_exclusive: Height,
+        shutdown: &CancellationToken,
+    ) -> Result<Turn, IngestError> {
+        let missing = stop_exclusive.since(tip.height.next());
+        tracing::debug!(%stop_exclusive, missing, workers = fill.workers, "filling ahead");
         let joined = tokio::sync::Mutex::new(());
         let workers = (0..fill.workers.max(1))
             .map(|worker| self.fill_worker(session.fence, fill, worker, stop_exclusive, &joined, shutdown));
-        let results = join_all(workers).await;
         let mut worked = false;
-        for result in results {
+        let mut broken_seam = None;
+        for result in join_all(workers).await {
             match result {
                 Ok(any) => worked |= any,
-                Err(IngestError::Store(StoreError::DoesNotLink { first, parent_id, expected })) => {
-                    session.seam_attempts += 1;
-                    let message =
-                        format!("block {first} names parent {parent_id}, the block before is {expected}");
-                    if session.seam_attempts >= SEAM_ATTEMPTS {
-                        let (at, attempts) = (first.height, session.seam_attempts);
-                        return Err(IngestError::Seam { at, attempts, message });
-                    }
-                    return Ok(Some(Turn::Unsettled(format!("a filled range does not join: {message}"))));
-                }
-                Err(error) => return Err(error),
+                Err(error) => broken_seam = Some(seam(error)?),
             }
         }
-        let head = self.store.advance(session.fence).await?;
-        self.status.head(&head);
+        match self.store.advance(session.fence).await {
+            Ok(head) => self.status.head(&head),
+            Err(error) => broken_seam = Some(seam(error.into())?),
+        }
+        let head = self.settled_head(session).await?;
         if head.tip != Some(tip) {
             session.seam_attempts = 0;
-            return Ok(Some(Turn::Moved));
+            return Ok(Turn::Moved);
         }
-        if worked || shutdown.is_cancelled() {
-            return Ok(Some(Turn::Moved));
+        let Some((at, message)) = broken_seam else {
+            return Ok(if worked || shutdown.is_cancelled() {
+                Turn::Moved
+            } else {
+                Turn::Unsettled("ranges are still leased to another process".into())
+            });
+        };
+        session.seam_attempts += 1;
+        let attempts = session.seam_attempts;
+        if attempts >= SEAM_ATTEMPTS {
+            return Err(IngestError::Seam { at, attempts, message });
         }
-        Ok(Some(Turn::Unsettled("ranges are still leased to another process".into())))
+        tracing::warn!(message, attempts, "a filled range does not join; it is fetched again");
+        // Either side may have come from a node on a dead fork. The range above is given up already; whether the tip stands
+        // is a question of its own.
+        self.resolve_fork(session, &head, heads, None).await
     }
 
     /// Claims and fills until there is nothing to claim. Says whether it filled anything.
@@ -157,7 +195,7 @@ impl Ingester {
                 }
                 let Gathered { mut blocks, reservations, end, bytes } = gathered;
                 let linked = linked_after(lease.last_id, lease.done_to, &blocks);
-                let broken = blocks.get(linked).map(|block| block.block_ref());
+                let broken = blocks.get(linked).map(|block| block.facts.linked_ref());
                 blocks.truncate(linked);
                 if !blocks.is_empty() {
                     let count = blocks.len() as u64;
@@ -170,8 +208,10 @@ impl Ingester {
                 }
                 drop(reservations);
                 if let Some(block) = broken {
-                    let message = format!("block {block} does not follow the block before it");
-                    return Err(transient(message));
+                    let (height, id) = (lease.done_to, lease.last_id.unwrap_or_default());
+                    let expected = BlockRef { height: height.prev().unwrap_or_default(), id };
+                    let (first, parent_id) = (block.block, block.parent_id);
+                    return Err(StoreError::DoesNotLink { first, parent_id, expected }.into());
                 }
                 match end {
                     PieceEnd::Whole => {}
@@ -194,6 +234,17 @@ impl Ingester {
             result = &mut filling => result,
             () = fetching => filling.await,
         }
+    }
+}
+
+/// The place and the words of a seam that doesn't link; any other error stays one.
+fn seam(error: IngestError) -> Result<(Height, String), IngestError> {
+    match error {
+        IngestError::Store(StoreError::DoesNotLink { first, parent_id, expected }) => {
+            let message = format!("block {first} names parent {parent_id}, the block before is {expected}");
+            Ok((first.height, message))
+        }
+        error => Err(error),
     }
 }
 

@@ -11,9 +11,15 @@ use cairn_store::{HeadRow, PurgeProgress, Rollback};
 
 use super::{Ingester, PURGE_STEP_BLOCKS, Session, Turn};
 use crate::IngestError;
+use crate::backoff::Backoff;
 
 /// How many stored references are read at a time on the way down.
 const WALK_CHUNK_HEIGHTS: u64 = 64;
+
+/// How often a header is asked for before a walk is given up.
+const HEADER_ATTEMPTS: u32 = 6;
+/// The first pause between two of these, in milliseconds.
+const HEADER_PAUSE_MS: u64 = 50;
 
 /// A story that a node has told, and how often in a row.
 #[derive(Debug, Clone)]
@@ -32,7 +38,7 @@ enum Story {
 
 /// Where the walk down ended.
 enum Walk {
-    /// The last common block, and the node's block after it (`None`: the node's chain ends there or agrees with the tip).
+    /// The last common block, and the node's block after it (`None`: the node agrees with the tip).
     Common { common: BlockRef, next: Option<LinkedRef> },
     /// A difference that may not be undone.
     TooFar { theirs: LinkedRef, error: IngestError },
@@ -58,6 +64,14 @@ impl Ingester {
             Walk::Unsettled(reason) => {
                 session.suspicion = None;
                 Ok(Turn::Unsettled(reason))
+            }
+            Walk::TooFar { theirs, error } if latest.height < tip.height => {
+                // A node that is behind, on a fork that died: lag, not a reorg (field case E20).
+                session.suspicion = None;
+                Ok(Turn::Unsettled(format!(
+                    "the node is behind at {latest} on a fork that was left; its block {} is not the stored one ({error})",
+                    theirs.block
+                )))
             }
             Walk::TooFar { theirs, error } => {
                 let story = Story::TooFar { at: theirs.block.height, theirs: theirs.block.id };
@@ -103,8 +117,14 @@ impl Ingester {
         above: Option<LinkedRef>,
     ) -> Result<Walk, IngestError> {
         let latest = heads.latest;
-        let mut above = above.filter(|block| Some(block.block.height) == Some(tip.height.next()));
+        let mut above = above;
         let mut at = tip.height.min(latest.block.height);
+        // From the announced head down, so that the whole story is one node's; from right above the tip where the head is far.
+        let lead = latest.block.height.since(tip.height);
+        if (1..=WALK_CHUNK_HEIGHTS).contains(&lead) {
+            above = None;
+            at = latest.block.height;
+        }
         let mut ours = StoredRefs::default();
         loop {
             let theirs =
@@ -120,9 +140,15 @@ impl Ingester {
                     above.block, theirs.block
                 )));
             }
+            if at > tip.height {
+                above = Some(theirs);
+                at = at - 1;
+                continue;
+            }
             let stored = self.stored_ref(&mut ours, first, at).await?;
             if stored.id == theirs.block.id {
-                return Ok(Walk::Common { common: stored, next: above });
+                let next = above.filter(|_| at < tip.height);
+                return Ok(Walk::Common { common: stored, next });
             }
             if let Some(finalized) = head.finalized
                 && at <= finalized.height
@@ -142,6 +168,22 @@ impl Ingester {
             }
             above = Some(theirs);
             at = at - 1;
+        }
+    }
+
+    /// The node's header at `at`. A walk asks for many, so one that goes astray is asked for again before the walk is given up.
+    async fn header_at(&self, at: Height) -> Result<Option<LinkedRef>, IngestError> {
+        let mut pauses = Backoff::new(HEADER_PAUSE_MS, HEADER_PAUSE_MS * 8, self.options.seed ^ at.get());
+        loop {
+            let answer = self.source.linked_ref(at).await;
+            let again = match &answer {
+                Ok(header) => header.is_none(),
+                Err(error) => error.kind().is_retryable(),
+            };
+            if !again || pauses.tries() + 1 >= HEADER_ATTEMPTS {
+                return Ok(answer?);
+            }
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 

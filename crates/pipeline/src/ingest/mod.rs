@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::fetch::{Piece, PieceEnd, fetch_in_order};
+use self::fill::FillTurn;
 use self::fork::Suspicion;
 pub use self::options::{FillOptions, IngestOptions};
 use crate::IngestError;
@@ -208,6 +209,14 @@ impl Ingester {
                 self.status.state(IngestState::Following);
                 return Ok(Turn::AtHead);
             }
+            // An anchor can't be rolled back, so it has to be final where the chain knows finality.
+            if let Some(finalized) = heads.finalized.filter(|finalized| self.options.start > finalized.height)
+            {
+                let start = self.options.start;
+                return Ok(Turn::Unsettled(format!(
+                    "the first block {start} is not final yet; finalised is {finalized}"
+                )));
+            }
             return self.append_up_to(session, &head, &heads, target, shutdown).await;
         };
         let head = self.move_finality(session, head, tip, &heads).await?;
@@ -250,8 +259,9 @@ impl Ingester {
         }
     }
 
-    /// Moves the finalised and safe marks as far as they agree with what is stored. A mark that contradicts the stored chain
-    /// is not taken: if the chains really differ, the fork itself will show it.
+    /// Moves the finalised and safe marks as far as they agree with what is stored. A mark above the tip proves nothing of the blocks
+    /// below it: behind a load balancer they may have come from a node that is stuck on a dead fork. A mark that contradicts
+    /// the stored chain is not taken: if the chains really differ, the fork itself will show it.
     async fn move_finality(
         &self,
         session: &Session,
@@ -259,21 +269,18 @@ impl Ingester {
         tip: BlockRef,
         heads: &Heads,
     ) -> Result<HeadRow, IngestError> {
-        let finalized = match self.finalized_for(tip, heads) {
-            Some(mark) if head.finalized.is_none_or(|stored| mark.height > stored.height) => {
-                if mark.height < tip.height {
-                    let stored = self.store.snapshot().await?.linked_ref(mark.height).await?;
-                    match stored {
-                        Some(ours) if ours.block.id == mark.id => Some(mark),
-                        Some(ours) => {
-                            tracing::warn!(node = %mark, stored = %ours.block, "the node's finalised block is not the stored one; not taken");
-                            metrics::counter!("cairn_ingest_finality_conflicts_total").increment(1);
-                            None
-                        }
-                        None => None,
+        let grown = |mark: &BlockRef| head.finalized.is_none_or(|stored| mark.height > stored.height);
+        let finalized = match heads.finalized.filter(grown) {
+            Some(mark) if mark.height <= tip.height => {
+                let stored = self.store.snapshot().await?.linked_ref(mark.height).await?;
+                match stored {
+                    Some(ours) if ours.block.id == mark.id => Some(mark),
+                    Some(ours) => {
+                        tracing::warn!(node = %mark, stored = %ours.block, "the node's finalised block is not the stored one; not taken");
+                        metrics::counter!("cairn_ingest_finality_conflicts_total").increment(1);
+                        None
                     }
-                } else {
-                    Some(mark)
+                    None => None,
                 }
             }
             _ => None,
@@ -287,16 +294,6 @@ impl Ingester {
         Ok(head)
     }
 
-    /// The finalised mark that may go with `tip`. Where finality lies above it, the tip itself is final; a mark above the tip
-    /// is stored only for filling ahead, which needs it as its bound.
-    fn finalized_for(&self, tip: BlockRef, heads: &Heads) -> Option<BlockRef> {
-        let mark = heads.finalized?;
-        if mark.height > tip.height && self.options.fill.is_none() {
-            return Some(tip);
-        }
-        (mark.height != tip.height || mark.id == tip.id).then_some(mark)
-    }
-
     /// Appends from the tip up to `target_inclusive`, fetching ahead of the commits.
     async fn append_up_to(
         &self,
@@ -307,16 +304,20 @@ impl Ingester {
         shutdown: &CancellationToken,
     ) -> Result<Turn, IngestError> {
         let next = head.tip.map_or(self.options.start, |tip| tip.height.next());
-        let range = HeightRange::inclusive(next, target_inclusive);
-        let state =
-            if range.len() > BACKFILL_HEIGHTS { IngestState::Backfilling } else { IngestState::Following };
-        self.status.state(state);
-        if let (Some(fill), Some(_)) = (&self.options.fill, head.tip)
-            && let Some(turn) =
-                self.fill_ahead(session, fill, head, heads, target_inclusive, shutdown).await?
-        {
-            return Ok(turn);
-        }
+        let behind = HeightRange::inclusive(next, target_inclusive).len();
+        self.status.state(if behind > BACKFILL_HEIGHTS {
+            IngestState::Backfilling
+        } else {
+            IngestState::Following
+        });
+        let last = match head.tip {
+            None => target_inclusive,
+            Some(tip) => match self.fill_ahead(session, tip, heads, target_inclusive, shutdown).await? {
+                FillTurn::Did(turn) => return Ok(turn),
+                FillTurn::AppendTo(last) => last,
+            },
+        };
+        let range = HeightRange::inclusive(next, last);
         let (sender, pieces) = mpsc::unbounded_channel();
         let fetching = fetch_in_order(
             self.source.clone(),
@@ -375,7 +376,7 @@ impl Ingester {
                 let new_tip = last.block_ref();
                 let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
                 let count = blocks.len() as u64;
-                let finalized = self.finalized_in(heads, new_tip, &blocks);
+                let finalized = finalized_in(heads, &blocks);
                 let batch = AppendBatch { blocks, finalized, safe: heads.safe };
                 let head = self.store.append(fence, batch).await?;
                 self.status.head(&head);
@@ -397,16 +398,6 @@ impl Ingester {
             }
         }
         Ok(Appended::All)
-    }
-
-    /// The finalised mark for a batch that ends at `new_tip`: where it lies inside the batch, only if it is the block there; below the batch it
-    /// is left to [`Ingester::move_finality`], which can compare it.
-    fn finalized_in(&self, heads: &Heads, new_tip: BlockRef, blocks: &[RawBlock]) -> Option<BlockRef> {
-        let mark = self.finalized_for(new_tip, heads)?;
-        if mark.height > new_tip.height {
-            return Some(mark);
-        }
-        blocks.iter().map(RawBlock::block_ref).find(|block| *block == mark)
     }
 
     /// Merges index runs and the like while the ingester works. Ends only with an error that must halt it.
@@ -459,6 +450,12 @@ impl Gathered {
         self.reservations.push(piece.reservation);
         self.end = piece.end;
     }
+}
+
+/// The finalised mark where it is one of these blocks; below them it is left to [`Ingester::move_finality`].
+fn finalized_in(heads: &Heads, blocks: &[RawBlock]) -> Option<BlockRef> {
+    let mark = heads.finalized?;
+    blocks.iter().map(RawBlock::block_ref).find(|block| *block == mark)
 }
 
 /// How many of `blocks` link to `tip` and to each other, height by height.

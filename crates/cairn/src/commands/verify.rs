@@ -1,0 +1,98 @@
+//! `cairn verify`: every stored block against its own hashes, roots, links and index entries.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use cairn_core::{Height, HeightRange, IndexKey, StoredBlock};
+use cairn_evm::{ChainProfile, audit_block, log_terms_of_receipts};
+use cairn_pipeline::audit::{BlockAuditor, audit};
+use cairn_store::RawReader;
+
+use crate::cli::VerifyArgs;
+use crate::config::{self, Overrides};
+use crate::progress::Bar;
+use crate::wiring;
+
+/// Checks the range and names what is wrong. Fails when anything is.
+pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()> {
+    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let asked = args.range.as_deref().map(parse_range).transpose()?;
+    let store: Arc<dyn RawReader> = wiring::open_for_audit(&config)?;
+    let stored = store.snapshot().await?.head().range();
+    if stored.is_empty() {
+        println!("the archive is empty: nothing to verify");
+        return Ok(());
+    }
+    let range = match asked {
+        Some(range) if range.intersect(stored) != range && range.end() != Height(u64::MAX) => {
+            bail!("heights {range} are not all stored; this archive holds {stored}")
+        }
+        Some(range) => range.intersect(stored),
+        None => stored,
+    };
+    let bar = Bar::new(range.len(), "verifying");
+    let first = range.start();
+    let report =
+        audit(&store, Arc::new(EvmAuditor), range, args.max_findings, |done| bar.set(done.since(first) + 1)).await?;
+    bar.finish();
+    for finding in &report.findings {
+        println!("height {}: {}", finding.height, finding.problem);
+    }
+    println!(
+        "verified {} blocks, {} transactions in {range}: {}",
+        report.blocks,
+        report.transactions,
+        if report.findings.is_empty() { "all good".into() } else { format!("{} problems", report.findings.len()) },
+    );
+    if report.relaxed_blocks > 0 {
+        println!("{} of these blocks were stored with a check relaxed or impossible", report.relaxed_blocks);
+    }
+    if report.findings.is_empty() { Ok(()) } else { bail!("{} problems found", report.findings.len()) }
+}
+
+/// The EVM codec's part of an audit.
+struct EvmAuditor;
+
+impl BlockAuditor for EvmAuditor {
+    fn problems(&self, block: &StoredBlock) -> Vec<String> {
+        match audit_block(block, &ChainProfile::default()) {
+            Ok(()) => Vec::new(),
+            Err(failure) => vec![failure.to_string()],
+        }
+    }
+
+    fn log_terms(&self, block: &StoredBlock) -> Result<Vec<IndexKey>, String> {
+        log_terms_of_receipts(&block.receipts).map_err(|error| error.to_string())
+    }
+}
+
+/// `a..b` with both ends included, `a..`, `..b`, or `a`.
+fn parse_range(text: &str) -> anyhow::Result<HeightRange> {
+    let height = |digits: &str| {
+        digits.parse::<u64>().map(Height).with_context(|| format!("range `{text}`: `{digits}` is no height"))
+    };
+    let (from, to) = match text.split_once("..") {
+        None => return Ok(HeightRange::one(height(text)?)),
+        Some((from, to)) => (from, to.trim_start_matches('=')),
+    };
+    let from = if from.is_empty() { Height::ZERO } else { height(from)? };
+    let end = if to.is_empty() { Height(u64::MAX) } else { height(to)?.next() };
+    if end <= from {
+        bail!("range `{text}` is empty or reversed");
+    }
+    Ok(HeightRange::new(from, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_include_both_ends() {
+        assert_eq!(parse_range("3..5").expect("range"), HeightRange::new(Height(3), Height(6)));
+        assert_eq!(parse_range("7").expect("one"), HeightRange::one(Height(7)));
+        assert_eq!(parse_range("..2").expect("to"), HeightRange::new(Height(0), Height(3)));
+        assert!(parse_range("5..3").is_err() && parse_range("x").is_err());
+    }
+}
