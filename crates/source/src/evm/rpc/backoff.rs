@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_the_limit_and_differ_by_seed() {
+    fn e15_pauses_grow_to_the_limit_and_differ_by_seed() {
         let mut backoff = Backoff::new(100, 1_000, 7);
         for (failures, whole_ms) in [(1, 100), (2, 200), (4, 800), (5, 1_000), (400, 1_000)] {
             let pause = backoff.pause(failures);
@@ -59,5 +59,12 @@ mod tests {
         let run = |seed| (1..6).map(move |n| Backoff::new(100, 1_000, seed).pause(n)).collect::<Vec<_>>();
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
+        let after = |seed| Backoff::new(100, 1_000, seed).after(Duration::from_secs(60));
+        let mut times: Vec<_> = (0..8).map(after).collect();
+        times.sort();
+        assert!(
+            times[7] - times[0] > Duration::from_secs(5),
+            "processes that were told the same time come back spread"
+        );
     }
 }

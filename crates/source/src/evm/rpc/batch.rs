@@ -25,9 +25,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 6] =
-        [Kind::Header, Kind::Block, Kind::Receipts, Kind::Receipt, Kind::Transaction, Kind::Trace];
+    /// How many there are.
+    pub const COUNT: usize = Kind::Trace as usize + 1;
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {

@@ -191,6 +191,12 @@ const RULES: &[Rule] = &[
         Transient,
         Hint::NotFound,
     ),
+    // Parameters: a hash where a number is expected is "too large to fit", which is no width.
+    on_text(
+        &["to fit in", "too large to fit", "> 64 bits", "invalid argument", "invalid params"],
+        Permanent,
+        Hint::None,
+    ),
     // Widths.
     on_text(
         &[
@@ -393,6 +399,7 @@ mod tests {
             (200, Some(-32601), "the method eth_getBlockReceipts does not exist/is not available", Permanent),
             (200, Some(-32600), "Unsupported method: eth_getBlockReceipts", Permanent),
             (200, Some(-32602), "invalid argument 0: hex string without 0x prefix", Permanent),
+            (200, Some(-32602), "number too large to fit in target type", Permanent),
             (200, Some(4444), "pruned history unavailable", Permanent),
             (200, Some(-32000), "missing trie node 1234", Permanent),
             (401, None, "Must be authenticated!", Permanent),

@@ -107,8 +107,8 @@ impl Default for RpcLimits {
         RpcLimits {
             max_batch_items: 64,
             initial_batch_items: 8,
-            target_response_bytes: 8 << 20,
-            free_response_bytes: 24 << 20,
+            target_response_bytes: 4 << 20,
+            free_response_bytes: 12 << 20,
             max_response_bytes: 256 << 20,
             max_answer_bytes: 32 << 20,
             max_in_flight: 16,
@@ -137,7 +137,8 @@ impl Default for RpcLimits {
 pub struct RpcConfig {
     /// `http`/`https` endpoints, the preferred one first. `ws`/`wss` URLs among them are used as [`RpcConfig::websockets`].
     pub endpoints: Vec<Url>,
-    /// `ws`/`wss` endpoints for `newHeads`, the preferred one first; the others take over when it fails.
+    /// `ws`/`wss` endpoints for `newHeads`, the preferred one first; the others take over when it fails. User info in them is not
+    /// sent: use a header.
     pub websockets: Vec<Url>,
     /// The chain that all endpoints must serve; without it, the first one's.
     pub expected_chain: Option<ChainId>,

@@ -1,4 +1,7 @@
-//! One endpoint: calls in batches, failed items asked for again, what was learned of it.
+//! One endpoint: calls in batches ([`calls`]), what answers mean ([`answer`]), what was learned of it.
+
+mod answer;
+mod calls;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,19 +10,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cairn_core::{ChainId, Height};
-use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
 use super::batch::{Kind, Width};
-use super::classify::{Classifier, ErrorClass, Hint, Symptom};
+use super::classify::{Classifier, ErrorClass, Hint};
 use super::config::RpcLimits;
-use super::limiter::{Limiter, Readiness, Verdict};
+use super::limiter::{Limiter, Readiness};
 use super::memory::CallMemory;
 use super::meters::{LogGate, Meters};
 use super::redact::EndpointName;
-use super::transport::{Transport, TransportError};
-use super::wire::{self, Call, Decoded, ErrorObject};
+use super::transport::Transport;
+use super::wire::Call;
 use crate::{Result, SourceError};
 
 /// One warning about failures per endpoint in this time.
@@ -31,6 +33,12 @@ const NULL: &[u8] = b"null";
 pub fn is_null(result: &Bytes) -> bool {
     result.as_ref() == NULL
 }
+
+/// The result of one call: a slice of the body that it came in.
+pub type CallResult = Result<Bytes, CallError>;
+
+/// The results of one request in the order of its items; `Err`: nothing of it was answered.
+type Outcome = Result<Vec<CallResult>, CallError>;
 
 /// Why one call has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,13 +108,15 @@ pub struct Endpoint {
     transport: Transport,
     limiter: Arc<Limiter>,
     classifier: Arc<Classifier>,
-    widths: [Width; Kind::ALL.len()],
+    widths: [Width; Kind::COUNT],
     limits: RpcLimits,
     backoff: Mutex<Backoff>,
     lacks: Mutex<HashMap<Feature, Instant>>,
     /// The newest height that it announced, plus one; 0: none yet.
     head: AtomicU64,
     chain_checked: AtomicBool,
+    /// Held by the one that asks for the chain id, so that many callers don't ask at once after an outage.
+    chain_asked: tokio::sync::Mutex<()>,
     wrong_chain: Mutex<Option<ChainId>>,
     /// Until when the caller doesn't want its answers, where another endpoint has one.
     distrusted_until: Mutex<Option<Instant>>,
@@ -133,6 +143,7 @@ impl Endpoint {
             lacks: Mutex::new(HashMap::new()),
             head: AtomicU64::new(0),
             chain_checked: AtomicBool::new(false),
+            chain_asked: tokio::sync::Mutex::new(()),
             wrong_chain: Mutex::new(None),
             distrusted_until: Mutex::new(None),
             log: LogGate::new(LOG_EVERY_MS),
@@ -220,7 +231,12 @@ impl Endpoint {
         patience: Patience,
         memory: &Arc<CallMemory>,
     ) -> Result<()> {
-        if self.wrong_chain().is_none() && self.chain_checked.load(Ordering::Acquire) {
+        let known = || self.wrong_chain().is_none() && self.chain_checked.load(Ordering::Acquire);
+        if known() {
+            return Ok(());
+        }
+        let _asking = self.chain_asked.lock().await;
+        if known() {
             return Ok(());
         }
         let found = self.ask_chain_id(patience, memory).await?;
@@ -241,318 +257,6 @@ impl Endpoint {
         Err(SourceError::WrongChain { endpoint: self.name.to_string(), found, expected })
     }
 
-    /// One call.
-    pub async fn call(
-        &self,
-        kind: Kind,
-        call: Call,
-        patience: Patience,
-        memory: &Arc<CallMemory>,
-    ) -> Result<Bytes> {
-        let mut results = self.call_many(kind, &[call], patience, memory).await;
-        match results.pop() {
-            Some(result) => result.map_err(|error| self.error(error)),
-            None => Err(self.error(CallError::transient("no result"))),
-        }
-    }
-
-    /// Many calls of one kind, in batches of the learned width, results in the order of the calls.
-    ///
-    /// Failed items alone are asked for again, in units that are never larger than the one in which they failed. What a node says it doesn't
-    /// know ("block not found") is `null`.
-    pub async fn call_many(
-        &self,
-        kind: Kind,
-        calls: &[Call],
-        patience: Patience,
-        memory: &Arc<CallMemory>,
-    ) -> Vec<Result<Bytes, CallError>> {
-        let width = self.width(kind).items();
-        let positions: Vec<usize> = (0..calls.len()).collect();
-        let units: Vec<Vec<usize>> = positions.chunks(width).map(<[usize]>::to_vec).collect();
-        let mut results: Vec<Option<Result<Bytes, CallError>>> = vec![None; calls.len()];
-        let mut answers = stream::iter(units)
-            .map(|unit| self.run_unit(kind, calls, unit, patience, memory))
-            .buffer_unordered(self.limits.parallel_batches.max(1));
-        while let Some(part) = answers.next().await {
-            for (position, result) in part {
-                results[position] = Some(result);
-            }
-        }
-        let missing = || Err(CallError::transient("no result"));
-        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
-    }
-
-    /// One batch, with everything that becomes of it.
-    async fn run_unit(
-        &self,
-        kind: Kind,
-        calls: &[Call],
-        unit: Vec<usize>,
-        patience: Patience,
-        memory: &Arc<CallMemory>,
-    ) -> Vec<(usize, Result<Bytes, CallError>)> {
-        let mut done = Vec::with_capacity(unit.len());
-        let mut attempts: HashMap<usize, u32> = HashMap::new();
-        // A stack of units that are still to be asked, each a part of the first.
-        let mut work = vec![unit];
-        while let Some(unit) = work.pop() {
-            let mut again = Vec::new();
-            let mut narrower = Vec::new();
-            let mut pause = 0;
-            let lone = unit.len() == 1;
-            let (results, whole_failed) = match self.request(kind, calls, &unit, patience, memory).await {
-                Ok(results) => (results, false),
-                Err(error) => (vec![Err(error); unit.len()], true),
-            };
-            for (&position, result) in unit.iter().zip(results) {
-                let error = match result {
-                    Ok(result) => {
-                        done.push((position, Ok(result)));
-                        continue;
-                    }
-                    Err(error) => error,
-                };
-                let refused = error.hint == Hint::Refused;
-                match error.class {
-                    _ if error.hint == Hint::NotFound => done.push((position, Ok(Bytes::from_static(NULL)))),
-                    ErrorClass::TooWide if !lone => narrower.push(position),
-                    // A refusal of the whole may be a refusal of batches: one call alone tells.
-                    ErrorClass::Permanent if whole_failed && !lone && !refused => narrower.push(position),
-                    ErrorClass::TooWide | ErrorClass::Permanent => done.push((position, Err(error))),
-                    ErrorClass::RateLimited | ErrorClass::Transient => {
-                        let tried = attempts.entry(position).or_insert(0);
-                        *tried += 1;
-                        if *tried >= patience.attempts {
-                            done.push((position, Err(error)));
-                        } else {
-                            pause = pause.max(if error.class == ErrorClass::Transient { *tried } else { 0 });
-                            if error.hint == Hint::TimedOut && !lone { &mut narrower } else { &mut again }
-                                .push(position);
-                        }
-                    }
-                }
-            }
-            // One call alone that finds the method missing speaks for all that are left.
-            if lone
-                && let Some((_, Err(error))) = done.last()
-                && error.hint == Hint::MethodMissing
-            {
-                let error = error.clone();
-                done.extend(work.drain(..).flatten().map(|position| (position, Err(error.clone()))));
-                continue;
-            }
-            if !narrower.is_empty() {
-                // Strictly narrower than the unit that failed, and without overlap (E13).
-                let at_most = (unit.len() / 2).max(1);
-                work.extend(narrower.chunks(at_most).rev().map(<[usize]>::to_vec));
-            }
-            self.meters.retries((again.len() + narrower.len()) as u64);
-            if !again.is_empty() {
-                work.push(again);
-            }
-            if pause > 0 {
-                let pause = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).pause(pause);
-                tokio::time::sleep(pause).await;
-            }
-        }
-        done
-    }
-
-    /// One HTTP request. `Err`: nothing of it was answered.
-    async fn request(
-        &self,
-        kind: Kind,
-        calls: &[Call],
-        unit: &[usize],
-        patience: Patience,
-        memory: &Arc<CallMemory>,
-    ) -> Result<Vec<Result<Bytes, CallError>>, CallError> {
-        let items = unit.len();
-        loop {
-            let permit = self.limiter.acquire(patience.max_wait).await.map_err(|left| CallError {
-                class: ErrorClass::RateLimited,
-                hint: Hint::None,
-                message: format!("it is {}", self.limiter.bound_by()),
-                retry_after_ms: Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
-                answered: false,
-            })?;
-            self.meters.in_flight(self.limiter.in_flight());
-            let begun = Instant::now();
-            let answer = self.transport.post(wire::encode(calls, unit), memory).await;
-            let took = begun.elapsed();
-            if answer.as_ref().err() == Some(&TransportError::NeedsSlot) {
-                drop(permit);
-                self.meters.request(kind.name(), "large", 0, took);
-                memory.take_slot().await;
-                continue;
-            }
-            let bytes = answer.as_ref().map_or(0, |answer| answer.body.len() as u64);
-            let outcome = self.read(answer, unit);
-            let verdict = self.learn(kind, items, bytes, &outcome);
-            permit.end(verdict);
-            self.meters.in_flight(self.limiter.in_flight());
-            let worst = worst(&outcome);
-            self.meters.request(kind.name(), worst.map_or("ok", ErrorClass::name), bytes, took);
-            self.meters.batch_items(kind.name(), self.width(kind).items());
-            if verdict != Verdict::Answered {
-                self.log_trouble(&outcome);
-                if self.limiter.readiness() != Readiness::Ready {
-                    self.chain_checked.store(false, Ordering::Release);
-                }
-            }
-            return outcome;
-        }
-    }
-
-    /// Makes results of an answer.
-    fn read(
-        &self,
-        answer: Result<super::transport::Answer, TransportError>,
-        unit: &[usize],
-    ) -> Result<Vec<Result<Bytes, CallError>>, CallError> {
-        let answer = answer.map_err(|error| match error {
-            TransportError::TooLarge { max_bytes } => CallError {
-                class: ErrorClass::TooWide,
-                hint: Hint::None,
-                message: format!("its answer is larger than {max_bytes} bytes (max_response_bytes)"),
-                retry_after_ms: None,
-                answered: false,
-            },
-            TransportError::TimedOut(message) => {
-                CallError { hint: Hint::TimedOut, ..CallError::transient(message) }
-            }
-            TransportError::Network(message) => CallError::transient(message),
-            TransportError::NeedsSlot => CallError::transient("its answer needs the slot for large ones"),
-        })?;
-        let retry_after_ms = answer.retry_after_ms;
-        let classify = |error: ErrorObject| {
-            let symptom =
-                Symptom { http_status: Some(answer.status), code: Some(error.code), text: &error.message };
-            let (class, hint) = self.classifier.classify(symptom);
-            let message = self.name.scrub(&format!("{} (code {})", error.message, error.code));
-            CallError { class, hint, message, retry_after_ms, answered: true }
-        };
-        let good_status = (200..300).contains(&answer.status);
-        match wire::decode(&answer.body, unit) {
-            Ok(Decoded::Failed(error)) => Err(classify(error)),
-            Ok(Decoded::Items(items)) if good_status || items.iter().flatten().any(Result::is_err) => {
-                Ok(items
-                    .into_iter()
-                    .map(|item| match item {
-                        Some(Ok(result)) => Ok(result),
-                        Some(Err(error)) => Err(classify(error)),
-                        None => Err(CallError::transient("the batch's answer leaves this item out")),
-                    })
-                    .collect())
-            }
-            decoded => {
-                let body = String::from_utf8_lossy(&answer.body[..answer.body.len().min(2_000)]);
-                let (class, hint) = if good_status {
-                    (ErrorClass::Transient, Hint::None)
-                } else {
-                    self.classifier.classify(Symptom {
-                        http_status: Some(answer.status),
-                        code: None,
-                        text: &body,
-                    })
-                };
-                let why = match decoded {
-                    Err(why) => format!("HTTP {}, {why}: {body}", answer.status),
-                    Ok(_) => format!("HTTP {}: {body}", answer.status),
-                };
-                Err(CallError {
-                    class,
-                    hint,
-                    message: self.name.scrub(&why),
-                    retry_after_ms,
-                    answered: false,
-                })
-            }
-        }
-    }
-
-    /// What the limiter and the width learn of an answer.
-    fn learn(
-        &self,
-        kind: Kind,
-        items: usize,
-        bytes: u64,
-        outcome: &Result<Vec<Result<Bytes, CallError>>, CallError>,
-    ) -> Verdict {
-        let width = self.width(kind);
-        let results = match outcome {
-            Err(error) => {
-                self.meters.errors(error.class.name(), items as u64);
-                return match error.class {
-                    _ if error.hint == Hint::NotFound => Verdict::Answered,
-                    _ if error.hint == Hint::Refused => Verdict::Failed,
-                    ErrorClass::RateLimited => Verdict::RateLimited { retry_after_ms: error.retry_after_ms },
-                    ErrorClass::Transient => {
-                        if error.hint == Hint::TimedOut {
-                            width.too_slow(items);
-                        }
-                        Verdict::Failed
-                    }
-                    ErrorClass::TooWide => {
-                        width.too_wide(items);
-                        Verdict::Answered
-                    }
-                    ErrorClass::Permanent => {
-                        if items > 1 {
-                            width.too_wide(items);
-                        }
-                        Verdict::Answered
-                    }
-                };
-            }
-            Ok(results) => results,
-        };
-        let mut failed = 0;
-        let mut limited = None;
-        let mut too_wide = false;
-        let mut too_slow = false;
-        for error in results.iter().filter_map(|result| result.as_ref().err()) {
-            self.meters.errors(error.class.name(), 1);
-            too_slow |= error.hint == Hint::TimedOut;
-            match error.class {
-                _ if error.hint == Hint::NotFound => {}
-                _ if error.hint == Hint::Refused => failed += 1,
-                ErrorClass::RateLimited => limited = Some(error.retry_after_ms),
-                ErrorClass::Transient => failed += 1,
-                ErrorClass::TooWide => too_wide = true,
-                ErrorClass::Permanent => {}
-            }
-        }
-        if too_wide {
-            width.too_wide(items);
-        } else if too_slow {
-            width.too_slow(items);
-        } else if failed == 0 && limited.is_none() {
-            width.answered(items, bytes);
-        }
-        match limited {
-            Some(retry_after_ms) => Verdict::RateLimited { retry_after_ms },
-            None if failed == items => Verdict::Failed,
-            None => Verdict::Answered,
-        }
-    }
-
-    fn log_trouble(&self, outcome: &Result<Vec<Result<Bytes, CallError>>, CallError>) {
-        let first = match outcome {
-            Err(error) => Some(error),
-            Ok(results) => results.iter().find_map(|result| result.as_ref().err()),
-        };
-        if let Some(error) = first
-            && let Some(held_back) = self.log.open()
-        {
-            tracing::warn!(
-                endpoint = %self.name, class = error.class.name(), error = error.message, held_back, bound_by = self.limiter.bound_by(),
-                "requests fail"
-            );
-        }
-    }
-
     /// A call's error as the source's, with the endpoint's name.
     pub fn error(&self, error: CallError) -> SourceError {
         let endpoint = self.name.to_string();
@@ -565,24 +269,6 @@ impl Endpoint {
             ErrorClass::Transient => SourceError::Transient { endpoint, message },
             ErrorClass::Permanent => SourceError::Permanent { endpoint, message },
         }
-    }
-}
-
-/// The worst class in an answer, for metrics.
-fn worst(outcome: &Result<Vec<Result<Bytes, CallError>>, CallError>) -> Option<ErrorClass> {
-    let rank = |class: &ErrorClass| match class {
-        ErrorClass::RateLimited => 3,
-        ErrorClass::Transient => 2,
-        ErrorClass::TooWide => 1,
-        ErrorClass::Permanent => 0,
-    };
-    match outcome {
-        Err(error) => Some(error.class),
-        Ok(results) => results
-            .iter()
-            .filter_map(|result| result.as_ref().err())
-            .map(|error| error.class)
-            .max_by_key(rank),
     }
 }
 

@@ -3,14 +3,14 @@
 //! | subject | module |
 //! | --- | --- |
 //! | what it is told | [`config`] |
-//! | HTTP, TLS, limits of size and time | [`transport`], [`memory`] |
-//! | batches, ids, widths | [`wire`], [`batch`] |
+//! | HTTP, TLS, limits of size and time | `transport`, `memory` |
+//! | batches, ids, widths | [`wire`], `batch` |
 //! | what errors mean | [`classify`] |
-//! | concurrency, pauses, circuit breaker | [`limiter`], [`backoff`] |
-//! | one endpoint | [`endpoint`] |
-//! | several endpoints | [`pool`] |
-//! | blocks and receipts | [`fetch`], [`outline`] |
-//! | the tip and finality | [`heads`], [`ws`] |
+//! | concurrency, pauses, circuit breaker | `limiter`, `backoff` |
+//! | one endpoint | `endpoint` |
+//! | several endpoints | `pool` |
+//! | blocks and receipts | `fetch`, [`outline`] |
+//! | the tip and finality | `heads`, `ws` |
 //!
 //! **Ordering.** Every call stands alone; answers come in height order and link by recomputed hashes. Law 6's other checks are the job of
 //! [`crate::verify`]: wrap this source in it.
@@ -20,22 +20,22 @@
 //!
 //! **Shutdown.** Dropping a call's future drops its requests. Dropping the source stops its background tasks.
 
-pub mod backoff;
-pub mod batch;
+mod backoff;
+mod batch;
 pub mod classify;
 pub mod config;
-pub mod endpoint;
-pub mod fetch;
-pub mod heads;
-pub mod limiter;
-pub mod memory;
-pub mod meters;
+mod endpoint;
+mod fetch;
+mod heads;
+mod limiter;
+mod memory;
+mod meters;
 pub mod outline;
-pub mod pool;
-pub mod redact;
-pub mod transport;
+mod pool;
+mod redact;
+mod transport;
 pub mod wire;
-pub mod ws;
+mod ws;
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,6 +58,7 @@ use meters::LogGate;
 use pool::{Pool, worst_last};
 use redact::EndpointName;
 use transport::Transport;
+pub use transport::tls_config;
 use ws::{SocketEndpoint, Subscription, Task};
 
 /// An EVM chain behind JSON-RPC endpoints.

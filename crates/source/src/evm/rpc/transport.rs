@@ -77,6 +77,7 @@ impl Transport {
             .connect_timeout(Duration::from_millis(limits.connect_timeout_ms))
             .pool_max_idle_per_host(limits.max_in_flight)
             .tcp_nodelay(true)
+            .http2_adaptive_window(true)
             .build()
             .map_err(|error| {
                 SourceError::Invalid(format!(

@@ -279,6 +279,18 @@ mod tests {
         assert!(decode(&Bytes::from_static(b"{\"id\":1}"), &[0]).is_err());
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_answer_makes_it_panic(text in "[\\[\\]{}\",:0-9a-z. \\\\]{0,60}", count in 1_usize..4) {
+            let positions: Vec<usize> = (0..count).collect();
+            for body in [text.clone(), format!(r#"[{{"id":1,"result":{text}}}]"#), format!(r#"{{"error":{text}}}"#)] {
+                if let Ok(Decoded::Items(items)) = decode(&Bytes::from(body), &positions) {
+                    assert_eq!(items.len(), count);
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_flood_of_tiny_items_is_refused() {
         let body = format!("[{}{{}}]", "{},".repeat(100_000));
