@@ -136,16 +136,12 @@ pub struct ListenArgs {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub chain: ChainArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub ingest: IngestArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub listen: ListenArgs,
     /// End when the node's head is stored (for scripts).
     #[arg(long)]
@@ -156,10 +152,8 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub listen: ListenArgs,
     /// How many blocks exist before the chain goes on living.
     #[arg(long, default_value_t = 1_000, value_name = "BLOCKS")]
@@ -170,9 +164,6 @@ pub struct DemoArgs {
     /// Milliseconds between new blocks.
     #[arg(long, default_value_t = 2_000, value_name = "MS")]
     pub block_time_ms: u64,
-    /// Keep the archive's directory from an earlier demo instead of beginning anew.
-    #[arg(long)]
-    pub keep: bool,
     /// End when the head has been reached once (for scripts).
     #[arg(long)]
     pub exit_after_head: bool,
@@ -191,7 +182,6 @@ pub struct ImportArgs {
     #[arg(long, value_name = "FILE")]
     pub genesis: PathBuf,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
 }
 
@@ -199,10 +189,8 @@ pub struct ImportArgs {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub listen: ListenArgs,
 }
 
@@ -210,7 +198,6 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
     /// One JSON object instead of text.
     #[arg(long)]
@@ -224,7 +211,6 @@ pub struct VerifyArgs {
     #[arg(value_name = "RANGE")]
     pub range: Option<String>,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
     /// List at most this many problems.
     #[arg(long, default_value_t = 100, value_name = "N")]
@@ -235,15 +221,11 @@ pub struct VerifyArgs {
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub chain: ChainArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub ingest: IngestArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub data: DataArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub listen: ListenArgs,
 }

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use cairn_api::RpcLimits;
+use cairn_evm::{ChainProfile, Checks};
 use cairn_source::evm::rpc::FinalityPolicy;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
@@ -16,7 +18,7 @@ use url::Url;
 use crate::cli::{ChainArgs, DataArgs, IngestArgs, ListenArgs};
 
 /// Environment names that begin like ours and belong to the project's own tests and scripts.
-const FOREIGN_ENV: [&str; 3] = ["cache", "shared", "log_style"];
+const FOREIGN_ENV: [&str; 3] = ["cache", "shared", "log"];
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,20 +94,12 @@ pub struct ServeConfig {
     /// Node for state methods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
-    /// Most logs of one eth_getLogs answer; a single block is never capped.
-    pub max_logs: usize,
-    /// Widest block range of eth_getLogs, in heights.
-    pub max_block_range: u64,
-    /// Most requests in a batch.
-    pub max_batch_items: usize,
-    /// Largest request, in MiB.
-    pub max_request_mib: u64,
-    /// Largest answer, in MiB.
-    pub max_response_mib: u64,
-    /// Longest time for one request, in milliseconds.
-    pub request_timeout_ms: u64,
-    /// Most connections at once.
-    pub max_connections: u32,
+    /// Names that a `Host` header may have besides IP addresses and `localhost`.
+    pub allowed_hosts: Vec<String>,
+    /// Origins that a browser's page may have; `*` for any.
+    pub allowed_origins: Vec<String>,
+    /// Every limit of the JSON-RPC server.
+    pub limits: RpcLimits,
 }
 
 /// When the service calls itself ready.
@@ -152,13 +146,9 @@ impl Default for ServeConfig {
             rpc_listen: SocketAddr::from(([127, 0, 0, 1], 8545)),
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             upstream: None,
-            max_logs: 10_000,
-            max_block_range: 1_000_000_000,
-            max_batch_items: 1_000,
-            max_request_mib: 16,
-            max_response_mib: 64,
-            request_timeout_ms: 30_000,
-            max_connections: 512,
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            limits: RpcLimits::default(),
         }
     }
 }
@@ -242,6 +232,7 @@ impl Config {
             }
         }
         self.finality()?;
+        self.profile()?;
         if let Some(to) = self.ingest.to
             && to < self.ingest.from
         {
@@ -253,12 +244,12 @@ impl Config {
             ("ingest.poll_ms", self.ingest.poll_ms),
             ("ingest.fill_range_heights", self.ingest.fill_range_heights),
             ("ingest.confirmations", u64::from(self.ingest.confirmations)),
-            ("serve.max_logs", self.serve.max_logs as u64),
-            ("serve.max_block_range", self.serve.max_block_range),
-            ("serve.max_batch_items", self.serve.max_batch_items as u64),
-            ("serve.max_request_mib", self.serve.max_request_mib),
-            ("serve.max_response_mib", self.serve.max_response_mib),
-            ("serve.request_timeout_ms", self.serve.request_timeout_ms),
+            ("serve.limits.max_log_results", self.serve.limits.max_log_results as u64),
+            ("serve.limits.max_batch_items", self.serve.limits.max_batch_items as u64),
+            ("serve.limits.max_body_bytes", self.serve.limits.max_body_bytes as u64),
+            ("serve.limits.max_response_bytes", self.serve.limits.max_response_bytes as u64),
+            ("serve.limits.request_timeout_ms", self.serve.limits.request_timeout_ms),
+            ("serve.limits.max_connections", self.serve.limits.max_connections as u64),
         ];
         for (name, value) in positive {
             if value == 0 {
@@ -283,6 +274,16 @@ impl Config {
             Some(("both", digits)) => Ok(FinalityPolicy::Both(depth(digits)?)),
             _ => bail!("chain.finality `{text}`: expected `tag`, `depth:N` or `both:N`"),
         }
+    }
+
+    /// What is demanded of the chain's blocks.
+    pub fn profile(&self) -> anyhow::Result<ChainProfile> {
+        let mut relaxed = ChainProfile::parse_relaxations(&self.chain.relax.join(","))
+            .with_context(|| format!("chain.relax `{}`", self.chain.relax.join(",")))?;
+        if self.chain.extra_receipts {
+            relaxed |= Checks::EXTRA_RECEIPTS;
+        }
+        Ok(ChainProfile::relaxing(relaxed))
     }
 
     /// The same, fit to be shown: URLs without user, path or query.
@@ -328,7 +329,7 @@ mod tests {
         config.chain.finality = "depth:x".into();
         assert!(config.check().expect_err("no number").to_string().contains("chain.finality"));
         let mut config = Config::default();
-        config.serve.max_logs = 0;
-        assert!(config.check().expect_err("zero").to_string().contains("serve.max_logs"));
+        config.serve.limits.max_log_results = 0;
+        assert!(config.check().expect_err("zero").to_string().contains("max_log_results"));
     }
 }

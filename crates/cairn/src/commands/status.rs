@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cairn_core::HeightRange;
-use cairn_store::{HeadRow, RawLease, RawReader, RawSnapshot, ReorgEntry, StoreSizes};
+use cairn_store::{HeadRow, RawLease, ReorgEntry, StoreSizes};
 use serde_json::{Value, json};
 
 use crate::cli::StatusArgs;
@@ -16,7 +16,7 @@ const LISTED_REORGS: u64 = 10;
 /// Prints head, finality, gaps, reorgs and sizes.
 pub async fn status(file: Option<&Path>, args: &StatusArgs) -> anyhow::Result<()> {
     let config = config::load(file, &Overrides::default().data(&args.data))?;
-    let store = wiring::open_read_only(&config)?;
+    let store = wiring::open_read_only(&config).await?;
     let snapshot = store.snapshot().await?;
     let head = snapshot.head().clone();
     let after = head.newest_reorg.id.saturating_sub(LISTED_REORGS);

@@ -128,7 +128,7 @@ impl Ingester {
         let mut ours = StoredRefs::default();
         loop {
             let theirs =
-                if at == latest.block.height { Some(latest) } else { self.source.linked_ref(at).await? };
+                if at == latest.block.height { Some(latest) } else { self.header_at(at).await? };
             let Some(theirs) = theirs else {
                 return Ok(Walk::Unsettled(format!("the node does not give its header at height {at}")));
             };

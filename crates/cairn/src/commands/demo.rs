@@ -1,0 +1,73 @@
+//! `cairn demo`: the same as `run` on a synthetic chain made in process.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use cairn_core::Height;
+use cairn_source::evm::synthetic::{ForkId, LiveOptions, SyntheticChain, SyntheticOptions, SyntheticSource};
+use cairn_source::verify::{Verified, VerifyOptions};
+
+use crate::cli::DemoArgs;
+use crate::config::{self, Overrides};
+use crate::service::{self, Job};
+use crate::wiring;
+
+/// Makes the chain and runs on it. Without `--data` the archive lives in a temporary directory and goes with the process.
+pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
+    let mut config = config::load(file, &Overrides::default().data(&args.data).listen(&args.listen))?;
+    let temporary = match args.data.data_dir {
+        Some(_) => None,
+        None => {
+            let dir = tempfile::Builder::new().prefix("cairn-demo-").tempdir().context("no temporary directory")?;
+            config.data_dir = dir.path().to_path_buf();
+            Some(dir)
+        }
+    };
+    config.ingest.poll_ms = config.ingest.poll_ms.min(args.block_time_ms.max(50));
+    let chain = Arc::new(SyntheticChain::new(SyntheticOptions { seed: args.seed, ..SyntheticOptions::default() }));
+    let live = LiveOptions {
+        start_height: args.blocks,
+        block_time_ms: args.block_time_ms.max(1),
+        until_height: args.exit_after_head.then_some(args.blocks),
+        ..LiveOptions::default()
+    };
+    let chain_id = chain.chain_id();
+    let source = Verified::new(
+        SyntheticSource::new(chain.clone(), live),
+        VerifyOptions { name: "the synthetic chain".into(), ..VerifyOptions::default() },
+    );
+    let token = chain.traffic().contracts().erc20.first().copied().map(|token| token.to_string());
+    let sample = sample_transaction(&chain, args.blocks);
+    let dir = config.data_dir.display().to_string();
+    let announce = move |rpc: &str, ops: &str| {
+        eprintln!("a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}");
+        eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
+        eprintln!("health     {ops}/readyz   metrics {ops}/metrics\n\nTry:");
+        for (method, params) in [
+            ("eth_getBlockByNumber", r#"["latest", false]"#.to_string()),
+            ("eth_getTransactionReceipt", format!(r#"["{}"]"#, sample.unwrap_or_default())),
+            ("eth_getLogs", format!(r#"[{{"fromBlock":"0x1","toBlock":"0x20","address":"{}"}}]"#, token.unwrap_or_default().to_lowercase())),
+        ] {
+            eprintln!(
+                "  curl -s {rpc} -H 'content-type: application/json' -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{method}\",\"params\":{params}}}'"
+            );
+        }
+        eprintln!();
+    };
+    let job = Job {
+        source: Arc::new(source),
+        info: wiring::store_info(chain_id, Default::default()),
+        exit_after_head: args.exit_after_head,
+        announce: Box::new(announce),
+    };
+    let result = service::run(&config, job).await;
+    drop(temporary);
+    result
+}
+
+/// A transaction of the first blocks, so that the printed request finds something at once.
+fn sample_transaction(chain: &SyntheticChain, blocks: u64) -> Option<cairn_core::TxId> {
+    (1..=blocks.min(20))
+        .find_map(|height| chain.block(ForkId::MAIN, Height(height)).transactions.first().map(|tx| tx.id))
+}

@@ -1,0 +1,41 @@
+//! `cairn run`: archive a chain from a node and serve it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cairn_source::ChainSource;
+use cairn_source::verify::{Verified, VerifyOptions};
+
+use crate::cli::RunArgs;
+use crate::config::{self, Overrides};
+use crate::service::{self, Job};
+use crate::wiring;
+
+/// Connects, checks the chain, ingests and serves.
+pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
+    let overrides =
+        Overrides::default().data(&args.data).chain(&args.chain).ingest(&args.ingest).listen(&args.listen);
+    let config = config::load(file, &overrides)?;
+    let node = wiring::connect(&config).await?;
+    let chain_id = node.chain_id().await?;
+    let chain_config = wiring::chain_config(config.chain.genesis.as_deref(), chain_id)?;
+    let profile = config.profile()?;
+    if !profile.relaxed.is_empty() {
+        tracing::warn!(checks = %profile.relaxed, "these checks are relaxed: what they guard is believed of the node");
+    }
+    let source = Verified::new(node, VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() });
+    let nodes = config.without_secrets().chain.rpc.join(", ");
+    let dir = config.data_dir.display().to_string();
+    let announce = move |rpc: &str, ops: &str| {
+        eprintln!("archiving chain {chain_id} from {nodes} into {dir}");
+        eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
+        eprintln!("health     {ops}/readyz   metrics {ops}/metrics");
+    };
+    let job = Job {
+        source: Arc::new(source),
+        info: wiring::store_info(chain_id, chain_config),
+        exit_after_head: args.exit_after_head,
+        announce: Box::new(announce),
+    };
+    service::run(&config, job).await
+}

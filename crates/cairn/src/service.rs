@@ -1,0 +1,273 @@
+//! What `run` and `demo` have in common: an ingester and two servers over one archive, until told to stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use cairn_api::eth::SyncState;
+use cairn_api::health::{HealthState, Readiness, ReadinessLimits};
+use cairn_api::{EthApi, MetricsText, OpsConfig, RpcServerConfig, ServerHandle, serve_ops, serve_rpc};
+use cairn_core::{Clock, Height, SystemClock};
+use cairn_pipeline::IngestError;
+use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
+use cairn_pipeline::status::{IngestState, IngestStatus, StatusBoard};
+use cairn_source::ChainSource;
+use cairn_store::{RawReader, StoreInfo};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::upstream::HttpUpstream;
+use crate::{progress, wiring};
+
+/// How long the ingester has to finish its commit when asked to stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// How often the store's head is looked at for health and subscriptions, in milliseconds.
+const WATCH_STORE_MS: u64 = 250;
+
+/// What to take and from where.
+pub struct Job {
+    /// The chain, checked.
+    pub source: Arc<dyn ChainSource>,
+    /// What a new store is made with.
+    pub info: StoreInfo,
+    /// End when the head has been reached once.
+    pub exit_after_head: bool,
+    /// Called with the JSON-RPC URL and the ops URL once both servers listen.
+    pub announce: Box<dyn FnOnce(&str, &str) + Send>,
+}
+
+/// Ingests and serves until the work is done or somebody asks it to stop.
+pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
+    let store = Arc::new(wiring::open_store(config).await?);
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let board = StatusBoard::new(clock.clone());
+    let options = ingest_options(config, job.info, job.exit_after_head);
+    let ingester = Ingester::new(job.source, store.clone(), clock, board.clone(), options);
+
+    let stop = CancellationToken::new();
+    let servers = Servers::start(config, store.clone(), Some(board.subscribe()), stop.clone()).await?;
+    (job.announce)(&servers.rpc_url, &servers.ops_url);
+    let showing = tokio::spawn(progress::show(board.subscribe()));
+    let ingesting = tokio::spawn({
+        let stop = stop.clone();
+        async move { ingester.run(stop).await }
+    });
+    let ended = tokio::select! {
+        ended = ended_work(ingesting, config, job.exit_after_head) => ended,
+        signal = stop_signal() => {
+            tracing::info!(signal, "stopping: the commit in progress is finished first");
+            stop.cancel();
+            Ok(())
+        }
+    };
+    stop.cancel();
+    wait_for_stop(&board).await;
+    servers.stop().await;
+    showing.abort();
+    ended
+}
+
+/// Waits for the ingester. One that has halted leaves the archive readable until somebody stops the process, except in scripts.
+async fn ended_work(
+    ingesting: tokio::task::JoinHandle<Result<Finished, IngestError>>,
+    config: &Config,
+    script: bool,
+) -> anyhow::Result<()> {
+    match ingesting.await.context("the ingester panicked")? {
+        Ok(Finished::ReachedStop) if !script => {
+            tracing::info!("the last height is stored; serving it until stopped");
+            std::future::pending().await
+        }
+        Ok(_) => Ok(()),
+        Err(error) if script => Err(error.into()),
+        Err(error) => {
+            eprintln!(
+                "ingestion halted: {error}\nThe archive is still served on {} (stop with Ctrl-C).",
+                config.serve.rpc_listen
+            );
+            std::future::pending().await
+        }
+    }
+}
+
+async fn wait_for_stop(board: &StatusBoard) {
+    let mut status = board.subscribe();
+    let stopped =
+        status.wait_for(|status| matches!(status.state, IngestState::Stopped | IngestState::Halted(_)));
+    if tokio::time::timeout(STOP_PATIENCE, stopped).await.is_err() {
+        tracing::warn!("the ingester did not stop in {} s; nothing is lost", STOP_PATIENCE.as_secs());
+    }
+}
+
+fn ingest_options(config: &Config, info: StoreInfo, exit_after_head: bool) -> IngestOptions {
+    let ingest = &config.ingest;
+    IngestOptions {
+        start: Height(ingest.from),
+        stop_inclusive: ingest.to.map(Height),
+        exit_after_head,
+        max_reorg_depth_blocks: ingest.max_reorg_depth,
+        budget_bytes: ingest.budget_mib << 20,
+        poll_ms: ingest.poll_ms,
+        confirmations: ingest.confirmations,
+        fill: (ingest.fill_workers > 0).then(|| FillOptions {
+            workers: ingest.fill_workers,
+            range_heights: ingest.fill_range_heights,
+            owner: "cairn-run".into(),
+            ..FillOptions::default()
+        }),
+        seed: rand::random(),
+        ..IngestOptions::new(info)
+    }
+}
+
+/// The two servers over one archive.
+pub struct Servers {
+    rpc: ServerHandle,
+    ops: ServerHandle,
+    watcher: tokio::task::JoinHandle<()>,
+    stop: CancellationToken,
+    /// Where JSON-RPC is.
+    pub rpc_url: String,
+    /// Where health and metrics are.
+    pub ops_url: String,
+}
+
+impl Servers {
+    /// Starts both. `status` is the ingester's, where there is one in this process.
+    pub async fn start(
+        config: &Config,
+        reader: Arc<dyn RawReader>,
+        status: Option<watch::Receiver<IngestStatus>>,
+        stop: CancellationToken,
+    ) -> anyhow::Result<Servers> {
+        let serve = &config.serve;
+        let mut api = EthApi::new(reader.clone(), serve.limits.clone());
+        if let Some(url) = &serve.upstream {
+            api = api.with_upstream(Arc::new(HttpUpstream::new(url)?));
+        }
+        if let Some(status) = status.clone() {
+            api = api.with_syncing(Arc::new(move || sync_state(&status.borrow())));
+        }
+        let (wake, new_head) = watch::channel(0);
+        let rpc_config = RpcServerConfig {
+            listen: serve.rpc_listen,
+            allowed_hosts: serve.allowed_hosts.clone(),
+            allowed_origins: serve.allowed_origins.clone(),
+        };
+        let rpc = serve_rpc(rpc_config, api, Some(new_head))
+            .await
+            .with_context(|| format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen))?;
+        let rpc_url = format!("http://{}", rpc.local_addr());
+        let limits = ReadinessLimits {
+            max_lag_blocks: Some(config.health.max_lag_heights),
+            max_idle_ms: Some(config.health.max_age_s.saturating_mul(1_000)),
+            max_tip_age_ms: None,
+        };
+        let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
+        let readiness: Arc<dyn Readiness> = health.clone();
+        let ops_config = OpsConfig { listen: serve.listen, rpc_url: Some(rpc_url.clone()), ..OpsConfig::default() };
+        let ops = serve_ops(ops_config, readiness, metrics_text()?)
+            .await
+            .with_context(|| format!("can't listen on {}; choose another address with --listen", serve.listen))?;
+        let ops_url = format!("http://{}", ops.local_addr());
+        let watcher = tokio::spawn(watch_all(reader, health, wake, status, stop.clone()));
+        Ok(Servers { rpc, ops, watcher, stop, rpc_url, ops_url })
+    }
+
+    /// Stops both; requests under way get their answers.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.rpc.shutdown().await;
+        self.ops.shutdown().await;
+        self.watcher.abort();
+    }
+}
+
+/// Feeds health from the store and, where it is in this process, from the ingester.
+async fn watch_all(
+    reader: Arc<dyn RawReader>,
+    health: Arc<HealthState>,
+    wake: watch::Sender<u64>,
+    status: Option<watch::Receiver<IngestStatus>>,
+    stop: CancellationToken,
+) {
+    let store = cairn_api::health::watch_store(reader, health.clone(), wake, WATCH_STORE_MS, stop);
+    match status {
+        None => store.await,
+        Some(status) => {
+            tokio::select! {
+                () = store => {}
+                () = watch_ingester(&health, status) => {}
+            }
+        }
+    }
+}
+
+async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<IngestStatus>) {
+    let mut answered_at_ms = 0;
+    loop {
+        let now = status.borrow_and_update().clone();
+        if let Some(head) = now.source_head.filter(|_| now.source_answered_at_ms != answered_at_ms) {
+            answered_at_ms = now.source_answered_at_ms;
+            health.source_head(head);
+        }
+        if let IngestState::Halted(message) = &now.state {
+            health.halted(message.clone());
+        }
+        if status.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+fn sync_state(status: &IngestStatus) -> Option<SyncState> {
+    let (highest, current) = (status.source_head?, status.tip?.height);
+    (highest > current).then(|| SyncState { starting: status.first.unwrap_or(current), current, highest })
+}
+
+/// Installs the metrics recorder and gives its text.
+fn metrics_text() -> anyhow::Result<MetricsText> {
+    let handle = metrics_exporter_prometheus::PrometheusBuilder::new()
+        .install_recorder()
+        .context("can't install the metrics recorder")?;
+    cairn_api::describe_metrics();
+    Ok(Arc::new(move || {
+        handle.run_upkeep();
+        handle.render()
+    }))
+}
+
+/// Waits for Ctrl-C or SIGTERM and says which came. A second one ends the process at once.
+pub async fn stop_signal() -> &'static str {
+    let name = one_signal().await;
+    tokio::spawn(async {
+        one_signal().await;
+        eprintln!("stopping at once; nothing that was committed is lost");
+        std::process::exit(130);
+    });
+    name
+}
+
+async fn one_signal() -> &'static str {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => tokio::select! {
+                _ = tokio::signal::ctrl_c() => "interrupt",
+                _ = terminate.recv() => "terminate",
+            },
+            Err(error) => {
+                tracing::warn!(%error, "SIGTERM can't be watched");
+                let _ = tokio::signal::ctrl_c().await;
+                "interrupt"
+            }
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = tokio::signal::ctrl_c().await;
+        "interrupt"
+    }
+}
