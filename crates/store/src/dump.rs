@@ -164,3 +164,114 @@ fn part_value(bytes: &[u8]) -> String {
     };
     value
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use cairn_core::{BlockFacts, BlockId, ChainId, Parts, RawBlock, TxFacts, TxId};
+
+    use super::*;
+    use crate::suite::blocks::as_stored;
+    use crate::{PendingPurge, StoreInfo};
+
+    fn block(height: u64) -> StoredBlock {
+        let facts = BlockFacts {
+            height: Height(height),
+            id: BlockId([height as u8; 32]),
+            parent_id: BlockId([0xaa; 32]),
+            timestamp_ms: 7_000,
+            tx_count: 1,
+            log_count: 2,
+            unverified: 3,
+        };
+        let tx =
+            TxFacts { id: TxId([0xbb; 32]), sender: Bytes::from_static(&[1, 2]), status: TxStatus::Unknown };
+        let block = RawBlock {
+            facts,
+            transactions: vec![tx],
+            header: Bytes::from_static(b"head"),
+            body: Bytes::from(vec![5; 33]),
+            receipts: Bytes::new(),
+            extras: Bytes::from(vec![6; 32]),
+            traces: None,
+            log_terms: vec![],
+        };
+        as_stored(&block, Parts::all())
+    }
+
+    fn head() -> HeadRow {
+        let mut head =
+            HeadRow::new(StoreInfo { uuid: [9; 16], chain_id: ChainId(5), chain_config: Bytes::new() });
+        head.first = Some(Height(3));
+        head.tip = Some(block(4).facts.block_ref());
+        head
+    }
+
+    #[test]
+    fn the_lines_are_as_documented() {
+        let mut dump = DumpBuilder::new(&head());
+        for height in [7, 3, 6, 9] {
+            dump.block(&block(height));
+        }
+        dump.index_entry(RunKind::TxId, 0xab, Height(3), 2);
+        dump.index_entry(RunKind::LogTerm, 0xcd, Height(3), 0);
+        dump.index_entry(RunKind::BlockId, u64::MAX, Height(3), 0);
+        let lines = dump.finish().lines;
+        assert!(lines.is_sorted());
+        let id = |byte: &str| format!("0x{}", byte.repeat(32));
+        let expected = [
+            format!(
+                "block/00000000000000000003 = id {} parent {} time_ms 7000 txs 1 logs 2 unverified 3",
+                id("03"),
+                id("aa")
+            ),
+            format!("block/00000000000000000003/body = 33 sha256 {}", hex::encode(Sha256::digest([5; 33]))),
+            format!("block/00000000000000000003/extras = 32 hex {}", "06".repeat(32)),
+            "block/00000000000000000003/header = 4 hex 68656164".into(),
+            "block/00000000000000000003/receipts = 0 hex ".into(),
+            "block/00000000000000000003/traces = none".into(),
+            format!(
+                "block/00000000000000000003/tx/0000000000 = id {} sender 2 hex 0102 status unknown",
+                id("bb")
+            ),
+        ];
+        assert_eq!(lines[..7], expected);
+        let rest: Vec<&String> = lines.iter().filter(|line| !line.starts_with("block/")).collect();
+        assert_eq!(
+            rest,
+            [
+                "filled/00000000000000000006 = to 00000000000000000007",
+                "filled/00000000000000000009 = to 00000000000000000009",
+                "head/chain = 5",
+                "head/finalized = none",
+                "head/first = 00000000000000000003",
+                &format!("head/tip = 00000000000000000004 {}", id("04")),
+                "index/block-id/ffffffffffffffff = 00000000000000000003",
+                "index/log-term/00000000000000cd = 00000000000000000003",
+                "index/tx-id/00000000000000ab = 00000000000000000003 0000000002",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_waits_for_a_purge_is_left_out() {
+        let mut head = head();
+        let clean = DumpBuilder::new(&head).finish();
+        let orphans = HeightRange::new(Height(5), Height(7));
+        head.pending_purge = Some(PendingPurge { reorg_id: 1, orphans });
+        let mut dump = DumpBuilder::new(&head);
+        dump.block(&block(5));
+        dump.index_entry(RunKind::LogTerm, 1, Height(6), 0);
+        assert_eq!(dump.finish(), clean);
+    }
+
+    #[test]
+    fn the_first_difference_names_both_sides() {
+        let (head, mut dump) = (head(), DumpBuilder::new(&head()));
+        dump.index_entry(RunKind::LogTerm, 1, Height(3), 0);
+        let (short, long) = (DumpBuilder::new(&head).finish(), dump.finish());
+        assert_eq!(short.first_difference(&short), None);
+        let line = "index/log-term/0000000000000001 = 00000000000000000003".to_owned();
+        assert_eq!(short.first_difference(&long), Some(("(no line)".into(), line)));
+    }
+}

@@ -43,7 +43,7 @@ async fn a_fill_moves_the_lease_with_the_rows(factory: Arc<dyn StoreFactory>) ->
         expected.state = if to == 10 { RawLeaseState::Completed } else { RawLeaseState::Active };
         expected.expires_at_ms = filled.expires_at_ms;
         same("the lease", &filled, &expected)?;
-        same("the lease, read", &subject.leases().await?[0], &filled)?;
+        same("the lease, read", &subject.first_lease().await?, &filled)?;
         if to < 10 {
             let now_ms = START_MS + if from == 5 { 10 } else { 20 };
             same("when it expires", filled.expires_at_ms, now_ms + TTL_MS + from)?;
@@ -289,7 +289,7 @@ async fn appends_that_contradict_a_fill_are_a_conflict(factory: Arc<dyn StoreFac
     subject.is_still(&before).await?;
     // And a filler that comes after the appends.
     subject.append(&part(&other, 5, 10)).await?;
-    let first = subject.leases().await?[0].clone();
+    let first = subject.first_lease().await?;
     let before = subject.freeze().await?;
     refused("a fill", subject.store.fill(&first, part(&blocks, 5, 10), TTL_MS).await, is_conflict)?;
     subject.is_still(&before).await

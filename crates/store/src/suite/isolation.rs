@@ -15,8 +15,12 @@ use crate::RawSnapshot;
 /// A backend may end a snapshot that is held longer than this.
 const HOLD: Duration = Duration::from_secs(2);
 
-/// How often the writer changes forks in the case about readers.
+/// How often at least the writer changes forks in the case about readers, and how many reads there must be meanwhile.
 const FLIPS: usize = 250;
+const READS: u64 = 50;
+
+/// How long the writer goes on for readers that get no turn.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("isolation":
@@ -121,12 +125,14 @@ async fn r10_readers_never_see_a_mix_of_forks(factory: Arc<dyn StoreFactory>) ->
     let readers: Vec<_> = (0..2)
         .map(|_| tokio::spawn(read_until(subject.store.clone(), forks.clone(), stop.clone(), reads.clone())))
         .collect();
-    let mut written = Ok(());
-    for n in 0..FLIPS {
-        written = flip(&subject, &trunk[3], &forks[(n + 1) % 3]).await;
-        if written.is_err() || readers.iter().any(tokio::task::JoinHandle::is_finished) {
+    let (mut written, mut flips, since) = (Ok(()), 0, Instant::now());
+    let enough = |flips: usize| flips >= FLIPS && reads.load(Ordering::SeqCst) >= READS;
+    while written.is_ok() && !enough(flips) && since.elapsed() < PATIENCE {
+        if readers.iter().any(tokio::task::JoinHandle::is_finished) {
             break;
         }
+        written = flip(&subject, &trunk[3], &forks[(flips + 1) % 3]).await;
+        flips += 1;
     }
     stop.store(true, Ordering::SeqCst);
     for reader in readers {
@@ -134,8 +140,8 @@ async fn r10_readers_never_see_a_mix_of_forks(factory: Arc<dyn StoreFactory>) ->
     }
     written?;
     let reads = reads.load(Ordering::SeqCst);
-    holds(reads >= 20, format!("only {reads} reads were made meanwhile"))?;
-    subject.shows(&forks[FLIPS % 3]).await
+    holds(reads >= READS, format!("only {reads} reads were made in {flips} flips"))?;
+    subject.shows(&forks[flips % 3]).await
 }
 
 async fn flip(subject: &Subject, common: &RawBlock, to: &[RawBlock]) -> CaseResult {

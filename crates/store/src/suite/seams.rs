@@ -67,7 +67,7 @@ async fn a_range_that_does_not_link_is_given_up_and_fetched_again(
     subject.shows(&blocks[..10]).await?;
     // Nothing of the wrong blocks is left, in rows or indexes.
     subject.dumps_as(&blocks[..10]).await?;
-    same_lease("the lease", &subject.leases().await?[0], &given_up(&second, 1))?;
+    same_lease("the lease", &subject.first_lease().await?, &given_up(&second, 1))?;
     let before = subject.freeze().await?;
     subject.store.advance(subject.fence).await?;
     subject.is_still(&before).await?;
@@ -118,7 +118,7 @@ async fn the_first_range_may_not_link_to_the_tip(factory: Arc<dyn StoreFactory>)
         same("the head row", subject.head().await?, head.clone())?;
         subject.dumps_as(&blocks[..5]).await?;
         // The fill moved the lease, so the attempts begin anew each time.
-        same_lease("the lease", &subject.leases().await?[0], &given_up(&lease, 1))?;
+        same_lease("the lease", &subject.first_lease().await?, &given_up(&lease, 1))?;
     }
     Ok(())
 }

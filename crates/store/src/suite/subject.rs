@@ -166,6 +166,11 @@ impl Subject {
         self.snapshot().await?.raw_leases().await
     }
 
+    /// The lowest lease; it is a failure if there is none.
+    pub(super) async fn first_lease(&self) -> CaseResult<RawLease> {
+        self.leases().await?.into_iter().next().ok_or_else(|| Failure::new("there is no lease"))
+    }
+
     /// Remembers how everything stands.
     pub(super) async fn freeze(&self) -> CaseResult<Frozen> {
         let snapshot = self.snapshot().await?;
