@@ -4,9 +4,13 @@
 //! stand still": in the first the source answers, its head doesn't move, and we are at it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use cairn_core::{Clock, Height};
+use cairn_core::{BlockRef, Clock, Height, Parts};
+use cairn_store::RawReader;
 use serde::Serialize;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 /// Says how things are.
 pub trait Readiness: Send + Sync {
@@ -74,15 +78,23 @@ impl Default for ReadinessLimits {
     }
 }
 
-#[derive(Debug, Clone, Default)]
-struct Seen {
-    /// Height and its own time.
-    tip: Option<(Height, u64)>,
-    tip_moved_at_ms: u64,
-    source_head: Option<Height>,
-    source_head_moved_at_ms: u64,
-    source_answered_at_ms: Option<u64>,
-    halted: Option<String>,
+/// What was seen of the archive and its source; all times are the clock's, in milliseconds since 1970.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Observed {
+    /// The stored tip.
+    pub tip: Option<BlockRef>,
+    /// The tip's own time.
+    pub tip_timestamp_ms: Option<u64>,
+    /// When the tip last moved, or when watching began.
+    pub tip_moved_at_ms: u64,
+    /// The source's head.
+    pub source_head: Option<Height>,
+    /// When the source's head last moved.
+    pub source_head_moved_at_ms: u64,
+    /// When the source last answered; `None`: never, or there is no source here.
+    pub source_answered_at_ms: Option<u64>,
+    /// Why ingest stopped and wants a person.
+    pub halted: Option<String>,
 }
 
 /// What the ingester has seen, shared with whoever asks.
@@ -90,27 +102,35 @@ struct Seen {
 pub struct HealthState {
     limits: ReadinessLimits,
     clock: Arc<dyn Clock>,
-    seen: Mutex<Seen>,
+    seen: Mutex<Observed>,
 }
 
 impl HealthState {
     /// Nothing seen yet.
     pub fn new(limits: ReadinessLimits, clock: Arc<dyn Clock>) -> Self {
         let now_ms = clock.now_ms();
-        let seen = Seen { tip_moved_at_ms: now_ms, source_head_moved_at_ms: now_ms, ..Seen::default() };
+        let seen =
+            Observed { tip_moved_at_ms: now_ms, source_head_moved_at_ms: now_ms, ..Observed::default() };
         HealthState { limits, clock, seen: Mutex::new(seen) }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Observed> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stored tip is this one, with its own time in milliseconds since 1970. Any change counts as movement, also down.
-    pub fn tip(&self, height: Height, timestamp_ms: u64) {
+    /// What has been seen so far.
+    pub fn observed(&self) -> Observed {
+        self.seen().clone()
+    }
+
+    /// The stored tip is this one, with its own time in milliseconds since 1970. Any change counts as movement: a lower tip after a rollback,
+    /// another block at the same height.
+    pub fn tip(&self, block: BlockRef, timestamp_ms: u64) {
         let now_ms = self.clock.now_ms();
         let mut seen = self.seen();
-        if seen.tip != Some((height, timestamp_ms)) {
-            seen.tip = Some((height, timestamp_ms));
+        if seen.tip != Some(block) {
+            seen.tip = Some(block);
+            seen.tip_timestamp_ms = Some(timestamp_ms);
             seen.tip_moved_at_ms = now_ms;
         }
     }
@@ -139,59 +159,97 @@ impl HealthState {
 
 impl Readiness for HealthState {
     fn report(&self) -> ReadinessReport {
-        let seen = self.seen().clone();
-        let now_ms = self.clock.now_ms();
-        let since = |then_ms: u64| now_ms.saturating_sub(then_ms);
-        let (tip, source_head) = (seen.tip.map(|(height, _)| height), seen.source_head);
-        let lag_blocks = tip.zip(source_head).map(|(tip, head)| head.since(tip));
-        let idle_ms = since(seen.tip_moved_at_ms);
-        let tip_age_ms = seen.tip.map(|(_, timestamp_ms)| since(timestamp_ms));
-        let source_silent_ms = seen.source_answered_at_ms.map(since);
-        let over = |value: Option<u64>, limit: Option<u64>| {
-            value.zip(limit).is_some_and(|(value, limit)| value > limit)
+        judge(&self.limits, self.clock.now_ms(), &self.observed())
+    }
+}
+
+/// Works out a report from what was seen.
+pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> ReadinessReport {
+    let since = |then_ms: u64| now_ms.saturating_sub(then_ms);
+    let (tip, source_head) = (seen.tip.map(|tip| tip.height), seen.source_head);
+    let lag_blocks = tip.zip(source_head).map(|(tip, head)| head.since(tip));
+    let idle_ms = since(seen.tip_moved_at_ms);
+    let tip_age_ms = seen.tip_timestamp_ms.map(since);
+    let source_silent_ms = seen.source_answered_at_ms.map(since);
+    let over =
+        |value: Option<u64>, limit: Option<u64>| value.zip(limit).is_some_and(|(value, limit)| value > limit);
+    let is_idle = over(Some(idle_ms), limits.max_idle_ms);
+    let source_is_heard = source_silent_ms.is_some() && !over(source_silent_ms, limits.max_idle_ms);
+    let seconds = |ms: u64| ms / 1000;
+    let (state, reason) = if let Some(message) = &seen.halted {
+        (ReadyState::Halted, format!("ingest halted: {message}"))
+    } else if tip.is_none() {
+        (ReadyState::NoBlockYet, "no block is stored yet".to_owned())
+    } else if over(lag_blocks, limits.max_lag_blocks) {
+        let (lag, max) = (lag_blocks.unwrap_or(0), limits.max_lag_blocks.unwrap_or(0));
+        (ReadyState::LaggingBlocks, format!("{lag} blocks behind the source's head; {max} are allowed"))
+    } else if is_idle && source_is_heard && lag_blocks == Some(0) {
+        let s = seconds(since(seen.source_head_moved_at_ms));
+        let reason =
+            format!("the source answers, but its own head has not moved for {s} s; this archive is at it");
+        (ReadyState::ChainStalled, reason)
+    } else if is_idle {
+        let s = seconds(idle_ms);
+        let source = match source_silent_ms {
+            None => "the source has not been heard".to_owned(),
+            Some(ms) if source_is_heard => format!("the source answered {} s ago", seconds(ms)),
+            Some(ms) => format!("the source has been silent for {} s", seconds(ms)),
         };
-        let is_idle = over(Some(idle_ms), self.limits.max_idle_ms);
-        let source_is_heard = source_silent_ms.is_some() && !over(source_silent_ms, self.limits.max_idle_ms);
-        let seconds = |ms: u64| ms / 1000;
-        let (state, reason) = if let Some(message) = seen.halted {
-            (ReadyState::Halted, format!("ingest halted: {message}"))
-        } else if tip.is_none() {
-            (ReadyState::NoBlockYet, "no block is stored yet".to_owned())
-        } else if over(lag_blocks, self.limits.max_lag_blocks) {
-            let (lag, max) = (lag_blocks.unwrap_or(0), self.limits.max_lag_blocks.unwrap_or(0));
-            (ReadyState::LaggingBlocks, format!("{lag} blocks behind the source's head; {max} are allowed"))
-        } else if is_idle && source_is_heard && lag_blocks == Some(0) {
-            let s = seconds(since(seen.source_head_moved_at_ms));
-            (
-                ReadyState::ChainStalled,
-                format!(
-                    "the source answers, but its own head has not moved for {s} s; this archive is at it"
-                ),
-            )
-        } else if is_idle {
-            let s = seconds(idle_ms);
-            let source = match source_silent_ms {
-                None => "the source has not been heard".to_owned(),
-                Some(ms) if source_is_heard => format!("the source answered {} s ago", seconds(ms)),
-                Some(ms) => format!("the source has been silent for {} s", seconds(ms)),
-            };
-            (ReadyState::Stale, format!("no new block for {s} s; {source}"))
-        } else if over(tip_age_ms, self.limits.max_tip_age_ms) {
-            let s = seconds(tip_age_ms.unwrap_or(0));
-            (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
-        } else {
-            (ReadyState::Ready, "fresh".to_owned())
-        };
-        ReadinessReport {
-            ready: state == ReadyState::Ready,
-            state,
-            reason,
-            tip,
-            source_head,
-            lag_blocks,
-            tip_age_ms,
-            idle_ms: tip.map(|_| idle_ms),
-            source_silent_ms,
+        (ReadyState::Stale, format!("no new block for {s} s; {source}"))
+    } else if over(tip_age_ms, limits.max_tip_age_ms) {
+        let s = seconds(tip_age_ms.unwrap_or(0));
+        (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
+    } else {
+        (ReadyState::Ready, "fresh".to_owned())
+    };
+    ReadinessReport {
+        ready: state == ReadyState::Ready,
+        state,
+        reason,
+        tip,
+        source_head,
+        lag_blocks,
+        tip_age_ms,
+        idle_ms: tip.map(|_| idle_ms),
+        source_silent_ms,
+    }
+}
+
+/// Watches the store's head from outside, as a process that only serves does: tells `health` of every change, and wakes whoever watches
+/// `new_head` (subscriptions). Looks every `poll_ms`; ends when `cancel` is cancelled. A store that can't be read is a tip that doesn't
+/// move: it shows in the report, and the next look tries again.
+pub async fn watch_store(
+    reader: Arc<dyn RawReader>,
+    health: Arc<HealthState>,
+    new_head: watch::Sender<u64>,
+    poll_ms: u64,
+    cancel: CancellationToken,
+) {
+    let mut last: Option<BlockRef> = None;
+    loop {
+        match look(&*reader, last).await {
+            Ok(Some((tip, timestamp_ms))) => {
+                health.tip(tip, timestamp_ms);
+                new_head.send_modify(|count| *count += 1);
+                last = Some(tip);
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "the store's head could not be read"),
+        }
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_millis(poll_ms.max(1))) => {}
         }
     }
+}
+
+/// The tip and its time, where it isn't `last`.
+async fn look(
+    reader: &dyn RawReader,
+    last: Option<BlockRef>,
+) -> cairn_store::Result<Option<(BlockRef, u64)>> {
+    let snapshot = reader.snapshot().await?;
+    let Some(tip) = snapshot.head().tip.filter(|tip| Some(*tip) != last) else { return Ok(None) };
+    let block = snapshot.block(tip.height, Parts::empty()).await?;
+    Ok(block.map(|block| (tip, block.facts.timestamp_ms)))
 }

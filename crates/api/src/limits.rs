@@ -1,8 +1,9 @@
 //! Every limit of the API, with its unit in its name and a default that suits one machine.
 //!
-//! Memory, worst case: `max_heavy_requests` × (`max_response_bytes` + one decoded block) while answers are made, plus
-//! `responses_in_flight_bytes` while they are sent, plus `bodies_in_flight_bytes` and 64 KiB a connection while requests are read, plus
-//! `feed_payload_bytes` for subscriptions. Nothing clamps silently: what goes over a limit is an error that names it.
+//! Memory, worst case: `max_heavy_requests` × (`max_response_bytes` + one decoded block and two chunks of 4 MiB) while answers are
+//! made; `responses_in_flight_bytes` while they wait for their readers; `bodies_in_flight_bytes`, and for each connection 64 KiB or a
+//! WebSocket message, while requests are read; `feed_payload_bytes`, and 32 messages a connection, for subscriptions. Nothing clamps silently:
+//! what goes over a limit is an error that names it.
 
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::routing::get;
 use cairn_api::health::{HealthState, Readiness, ReadinessLimits, ReadyState};
 use cairn_api::{OpsConfig, serve_ops};
-use cairn_core::{Clock, Height};
+use cairn_core::{BlockId, BlockRef, Clock, Height};
 use support::http::{Reply, raw};
 
 /// A clock that tests move.
@@ -33,6 +33,10 @@ fn health(limits: ReadinessLimits) -> (Arc<Hands>, HealthState) {
     (Arc::clone(&clock), HealthState::new(limits, clock))
 }
 
+fn tip(height: u64, fork: u8) -> BlockRef {
+    BlockRef { height: Height(height), id: BlockId([fork; 32]) }
+}
+
 fn limits() -> ReadinessLimits {
     ReadinessLimits { max_lag_blocks: Some(5), max_idle_ms: Some(60_000), max_tip_age_ms: Some(300_000) }
 }
@@ -43,10 +47,10 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
     let state = || health.report().state;
     assert_eq!(state(), ReadyState::NoBlockYet);
     health.source_head(Height(100));
-    health.tip(Height(90), clock.now_ms() - 120_000);
+    health.tip(tip(90, 0), clock.now_ms() - 120_000);
     assert_eq!(state(), ReadyState::LaggingBlocks);
     assert!(health.report().reason.contains("10 blocks behind"));
-    health.tip(Height(100), clock.now_ms() - 12_000);
+    health.tip(tip(100, 0), clock.now_ms() - 12_000);
     assert_eq!(state(), ReadyState::Ready);
 
     // The source falls silent.
@@ -58,7 +62,7 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
     health.source_head(Height(103));
     assert_eq!(state(), ReadyState::Stale);
     // We get on.
-    health.tip(Height(103), clock.now_ms());
+    health.tip(tip(103, 0), clock.now_ms());
     assert_eq!(state(), ReadyState::Ready);
     // The node answers all the time, and its own head stands still: not our fault, and not fresh.
     for _ in 0..10 {
@@ -69,7 +73,7 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
     assert_eq!((report.state, report.ready), (ReadyState::ChainStalled, false));
     assert!(report.reason.contains("has not moved for 100 s"), "{}", report.reason);
     // A replaced block at the same height is movement.
-    health.tip(Height(103), clock.now_ms() - 1);
+    health.tip(tip(103, 1), clock.now_ms());
     assert_eq!(state(), ReadyState::Ready);
 
     health.halted("a reorg of 1200 blocks is deeper than MAX_REORG_DEPTH 1000");
@@ -80,7 +84,7 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
     assert_eq!(state(), ReadyState::Ready);
 
     // Blocks come, and they are old.
-    health.tip(Height(104), clock.now_ms() - 400_000);
+    health.tip(tip(104, 0), clock.now_ms() - 400_000);
     assert_eq!(state(), ReadyState::LaggingSeconds);
 }
 
@@ -88,7 +92,7 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
 fn limits_that_are_not_set_are_not_looked_at() {
     let (clock, health) =
         health(ReadinessLimits { max_lag_blocks: None, max_idle_ms: None, max_tip_age_ms: None });
-    health.tip(Height(1), 0);
+    health.tip(tip(1, 0), 0);
     health.source_head(Height(1_000_000));
     clock.go(1_000_000_000);
     assert_eq!(health.report().state, ReadyState::Ready);
@@ -113,7 +117,7 @@ async fn x01_readyz_says_503_with_the_reason_while_livez_stays_200() {
     let reply = fetch(address, "/readyz", "localhost").await;
     assert_eq!((reply.status, reply.json()["state"].as_str()), (503, Some("no_block_yet")));
     health.source_head(Height(7));
-    health.tip(Height(7), clock.now_ms());
+    health.tip(tip(7, 0), clock.now_ms());
     let reply = fetch(address, "/readyz", "localhost").await;
     assert_eq!((reply.status, reply.json()["ready"].as_bool()), (200, Some(true)));
     assert_eq!(reply.json()["tip"], 7);
@@ -136,4 +140,32 @@ async fn x01_readyz_says_503_with_the_reason_while_livez_stays_200() {
         assert_eq!(fetch(address, path, "evil.example").await.status, 403);
     }
     server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_watcher_tells_of_the_stores_head() {
+    use support::made;
+    let (clock, health) = health(ReadinessLimits { max_tip_age_ms: None, ..limits() });
+    let health = Arc::new(health);
+    let store = support::empty_store(1337, bytes::Bytes::new()).await;
+    let (new_head, mut woken) = tokio::sync::watch::channel(0);
+    let cancel = tokio_util::sync::CancellationToken::new();
+    let watching =
+        cairn_api::health::watch_store(made::reader(&store), health.clone(), new_head, 5, cancel.clone());
+    let watching = tokio::spawn(watching);
+    let blocks = made::chain(0, 3, BlockId([1; 32]), 0, |_| vec![]);
+    support::append(&store, blocks, None).await;
+    woken.changed().await.expect("a wake-up");
+    assert_eq!((health.report().tip, health.report().state), (Some(Height(2)), ReadyState::Ready));
+    clock.go(61_000);
+    assert_eq!(health.report().state, ReadyState::Stale);
+    // Replaced at the same height: movement.
+    let common = made::at(&store, 1).await;
+    made::roll_back(&store, common).await;
+    support::append(&store, made::chain(2, 1, common.id, 1, |_| vec![]), None).await;
+    while health.report().state != ReadyState::Ready {
+        woken.changed().await.expect("a wake-up");
+    }
+    cancel.cancel();
+    watching.await.expect("ended");
 }

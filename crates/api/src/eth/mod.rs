@@ -72,19 +72,27 @@ pub type Syncing = Arc<dyn Fn() -> Option<SyncState> + Send + Sync>;
 
 /// The fork schedule, parsed once for each configuration that the store holds.
 #[derive(Default)]
-struct ScheduleCache(Mutex<Option<(ChainId, Bytes, Option<Arc<ForkSchedule>>)>>);
+struct ScheduleCache(Mutex<Option<Scheduled>>);
+
+/// A configuration and the schedule in it.
+struct Scheduled {
+    chain_id: ChainId,
+    config: Bytes,
+    schedule: Option<Arc<ForkSchedule>>,
+}
 
 impl ScheduleCache {
     fn get(&self, info: &StoreInfo) -> Option<Arc<ForkSchedule>> {
         // The cache holds plain values: a panic elsewhere can't have left it half written.
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*cached {
-            Some((chain, config, schedule)) if *chain == info.chain_id && *config == info.chain_config => {
-                schedule.clone()
+            Some(known) if known.chain_id == info.chain_id && known.config == info.chain_config => {
+                known.schedule.clone()
             }
             _ => {
                 let schedule = parse_schedule(info).map(Arc::new);
-                *cached = Some((info.chain_id, info.chain_config.clone(), schedule.clone()));
+                let config = info.chain_config.clone();
+                *cached = Some(Scheduled { chain_id: info.chain_id, config, schedule: schedule.clone() });
                 schedule
             }
         }

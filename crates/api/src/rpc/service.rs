@@ -16,6 +16,7 @@ use crate::eth::EthApi;
 use crate::eth::methods::{self, Kind};
 use crate::feed::Feed;
 use crate::limits::RpcLimits;
+use crate::metered::{REQUESTS, SECONDS};
 
 /// What to send, and what to do once it is sent.
 pub(crate) struct Answer {
@@ -167,8 +168,8 @@ impl RpcService {
 }
 
 fn count(method: &'static str, outcome: &'static str, took: Option<Duration>) {
-    counter!("cairn_rpc_requests_total", "method" => method, "outcome" => outcome).increment(1);
+    counter!(REQUESTS, "method" => method, "outcome" => outcome).increment(1);
     if let Some(took) = took {
-        histogram!("cairn_rpc_request_seconds", "method" => method).record(took.as_secs_f64());
+        histogram!(SECONDS, "method" => method).record(took.as_secs_f64());
     }
 }

@@ -23,6 +23,7 @@ use crate::error::{LIMIT_EXCEEDED, RpcError};
 use crate::eth::EthApi;
 use crate::eth::read::work;
 use crate::feed::{Feed, FeedMessage, FeedSubscriber, HeadEvent, LogsOf, Wants};
+use crate::metered::{SUBSCRIPTIONS, SUBSCRIPTIONS_ENDED};
 
 /// Messages that wait for the peer.
 const OUTBOX_MESSAGES: usize = 32;
@@ -174,13 +175,13 @@ impl Session {
     pub(crate) fn start(self: &Arc<Self>, pending: Pending) {
         let session = Arc::clone(self);
         tokio::spawn(async move {
-            gauge!("cairn_rpc_subscriptions").increment(1.0);
+            gauge!(SUBSCRIPTIONS).increment(1.0);
             let cancel = pending.cancel.clone();
             tokio::select! {
                 () = cancel.cancelled() => {}
                 () = session.pump(pending) => {}
             }
-            gauge!("cairn_rpc_subscriptions").decrement(1.0);
+            gauge!(SUBSCRIPTIONS).decrement(1.0);
         });
     }
 
@@ -196,7 +197,7 @@ impl Session {
                 Err(RecvError::Lagged(blocks)) => behind(&format!("{blocks} blocks were missed")),
                 Err(RecvError::Closed) => RpcError::server("the server stops"),
             };
-            counter!("cairn_rpc_subscriptions_ended_total").increment(1);
+            counter!(SUBSCRIPTIONS_ENDED).increment(1);
             self.subscriptions().remove(&pending.id);
             let reason = ended.message.clone();
             if self

@@ -25,6 +25,8 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::metered::CONNECTIONS;
+
 /// The most that is buffered of a request's head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// The pause after an accept that failed (no file descriptors, mostly).
@@ -131,7 +133,7 @@ async fn accept(listener: TcpListener, router: Router, limits: ListenerLimits, l
             .with_upgrades();
         let Lifetime { stop, kill, .. } = lifetime.clone();
         lifetime.tasks.spawn(async move {
-            gauge!("cairn_api_connections", "listener" => limits.name).increment(1.0);
+            gauge!(CONNECTIONS, "listener" => limits.name).increment(1.0);
             let mut connection = pin!(connection);
             let mut stopping = false;
             loop {
@@ -150,7 +152,7 @@ async fn accept(listener: TcpListener, router: Router, limits: ListenerLimits, l
                     }
                 }
             }
-            gauge!("cairn_api_connections", "listener" => limits.name).decrement(1.0);
+            gauge!(CONNECTIONS, "listener" => limits.name).decrement(1.0);
         });
     }
     drop(listener);

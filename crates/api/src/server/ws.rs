@@ -34,6 +34,9 @@ use crate::rpc::{Ending, Outgoing, Session};
 /// The longest reason that a close frame can carry.
 const MAX_CLOSE_REASON_BYTES: usize = 123;
 
+/// What a connection buffers in either direction besides the message at hand.
+const BUFFER_BYTES: usize = 16 << 10;
+
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// Whether a request asks for a WebSocket.
@@ -82,7 +85,11 @@ pub(super) fn upgrade(shared: Arc<Shared>, mut request: Request) -> Response {
 
 async fn serve(shared: Arc<Shared>, upgraded: Upgraded) {
     let max_bytes = shared.service.limits().max_ws_message_bytes;
-    let config = WebSocketConfig::default().max_message_size(Some(max_bytes)).max_frame_size(Some(max_bytes));
+    let config = WebSocketConfig::default()
+        .read_buffer_size(BUFFER_BYTES)
+        .write_buffer_size(BUFFER_BYTES)
+        .max_message_size(Some(max_bytes))
+        .max_frame_size(Some(max_bytes));
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
     let (sink, stream) = socket.split();
     let closed = CancellationToken::new();
