@@ -24,7 +24,7 @@ stage_conformance() {
 }
 
 stage_sim() {
-  if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-300}"; fi
+  if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-1000}"; fi
   locked_cargo run -q -p cairn-sim -- "$@"
 }
 

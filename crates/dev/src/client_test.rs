@@ -56,7 +56,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     std::fs::create_dir_all(folder)?;
     let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let mut traffic = Traffic::deploy(&node.rpc, &options.contracts, 2).await?;
-    traffic.send_blob_and_set_code().await?;
+    traffic.send_set_code().await?;
     for _ in 0..SLOTS_IN_AN_EPOCH {
         traffic.block(20).await?;
     }

@@ -244,15 +244,18 @@ impl Traffic {
         self.rpc.result("evm_mine", json!([])).await.map(drop)
     }
 
-    /// Sends one blob transaction and one set-code transaction, without mining.
-    pub async fn send_blob_and_set_code(&mut self) -> Result<()> {
-        let nonce = quantity(
-            &self.rpc.result("eth_getTransactionCount", json!([self.signer.address, "pending"])).await?,
-        )?;
+    async fn signer_nonce(&self) -> Result<u64> {
+        let parameters = json!([self.signer.address, "pending"]);
+        quantity(&self.rpc.result("eth_getTransactionCount", parameters).await?)
+    }
+
+    /// Sends one blob transaction, without mining.
+    pub async fn send_blob(&mut self) -> Result<()> {
         let sidecar = SidecarBuilder::<SimpleCoder>::from_slice(b"a cairn marks the way").build_7594()?;
+        let input = self.coin.call("transfer(address,uint256)", &[U256::from(1), U256::from(2)], None)?;
         let blob = TxEip4844 {
             chain_id: self.chain_id,
-            nonce,
+            nonce: self.signer_nonce().await?,
             gas_limit: 100_000,
             max_fee_per_gas: FEE_WEI.into(),
             max_priority_fee_per_gas: 1,
@@ -261,29 +264,25 @@ impl Traffic {
             access_list: Default::default(),
             blob_versioned_hashes: sidecar.versioned_hashes().collect(),
             max_fee_per_blob_gas: FEE_WEI.into(),
-            input: self
-                .coin
-                .call("transfer(address,uint256)", &[U256::from(1), U256::from(2)], None)?
-                .parse()?,
+            input: input.parse()?,
         };
-        let blob =
-            TxEip4844WithSidecar::from_tx_and_sidecar(blob, BlobTransactionSidecarVariant::Eip7594(sidecar));
+        let sidecar = BlobTransactionSidecarVariant::Eip7594(sidecar);
+        let blob = TxEip4844WithSidecar::from_tx_and_sidecar(blob, sidecar);
         let signature = self.signer.sign(blob.signature_hash());
-        let blob = blob.into_signed(signature).encoded_2718();
+        self.send_raw(blob.into_signed(signature).encoded_2718()).await
+    }
 
+    /// Sends one set-code transaction (EIP-7702), without mining; its log comes from an account without code of its own.
+    pub async fn send_set_code(&mut self) -> Result<()> {
         let authority = Account::named("cairn test authority")?;
-        let authority_nonce = quantity(
-            &self.rpc.result("eth_getTransactionCount", json!([authority.address, "latest"])).await?,
-        )?;
-        let authorization = Authorization {
-            chain_id: U256::from(self.chain_id),
-            address: self.beacon.address.parse()?,
-            nonce: authority_nonce,
-        };
+        let parameters = json!([authority.address, "pending"]);
+        let nonce = quantity(&self.rpc.result("eth_getTransactionCount", parameters).await?)?;
+        let chain_id = U256::from(self.chain_id);
+        let authorization = Authorization { chain_id, address: self.beacon.address.parse()?, nonce };
         let authorized = authority.sign(authorization.signature_hash());
         let set_code = TxEip7702 {
             chain_id: self.chain_id,
-            nonce: nonce + 1,
+            nonce: self.signer_nonce().await?,
             gas_limit: 500_000,
             max_fee_per_gas: FEE_WEI.into(),
             max_priority_fee_per_gas: 1,
@@ -294,12 +293,12 @@ impl Traffic {
             input: self.beacon.call("sparks(uint256)", &[U256::from(3)], None)?.parse()?,
         };
         let signature = self.signer.sign(set_code.signature_hash());
-        let set_code = TxEnvelope::from(set_code.into_signed(signature)).encoded_2718();
+        self.send_raw(TxEnvelope::from(set_code.into_signed(signature)).encoded_2718()).await
+    }
 
-        for raw in [blob, set_code] {
-            self.rpc.result("eth_sendRawTransaction", json!([Bytes::from(raw)])).await?;
-            self.sent += 1;
-        }
+    async fn send_raw(&mut self, raw: Vec<u8>) -> Result<()> {
+        self.rpc.result("eth_sendRawTransaction", json!([Bytes::from(raw)])).await?;
+        self.sent += 1;
         Ok(())
     }
 
@@ -342,7 +341,7 @@ pub async fn run(options: Options) -> Result<std::process::ExitCode> {
     let mut traffic = Traffic::deploy(&rpc, &options.contracts, options.seed).await?;
     for block in 0..options.blocks {
         if block % 10 == 0 {
-            traffic.send_blob_and_set_code().await?;
+            traffic.send_set_code().await?;
         }
         traffic.block(options.transactions).await?;
     }
