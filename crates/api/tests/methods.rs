@@ -405,7 +405,7 @@ async fn state_is_refused_in_one_way_or_forwarded_unchanged() {
     for method in methods {
         let error = error(&alone, method, json!([])).await;
         assert_eq!(error.code, -32004);
-        assert!(error.message.contains("keeps none") && error.message.contains("rpc.upstream"), "{error}");
+        assert!(error.message.contains("keeps none") && error.message.contains("serve.upstream"), "{error}");
     }
     let forwarding = middle().await.with_upstream(Arc::new(Echo));
     // Digits, spaces and order reach the upstream as they were written.

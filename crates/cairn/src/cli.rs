@@ -67,7 +67,7 @@ pub struct ChainArgs {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub genesis: Option<PathBuf>,
-    /// What is final: `tag` (the node's), `depth:N`, or `both:N` (the more careful) [default: tag].
+    /// What is final: `tag` (the node's), `depth:N`, or `both:N` (the more careful; the depth alone where the chain has no tag) [default: both:64].
     #[arg(long, value_name = "POLICY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finality: Option<String>,

@@ -116,7 +116,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             data_dir: PathBuf::from("cairn-data"),
-            chain: ChainConfig { finality: "tag".into(), ..ChainConfig::default() },
+            chain: ChainConfig { finality: "both:64".into(), ..ChainConfig::default() },
             ingest: IngestConfig::default(),
             serve: ServeConfig::default(),
             health: HealthConfig::default(),
@@ -211,7 +211,9 @@ pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Co
         .merge(Env::prefixed("CAIRN_").ignore(&FOREIGN_ENV).split("__"))
         .merge(Serialized::defaults(overrides))
         .extract()
-        .context("the configuration can't be used; `cairn config` with the same flags shows what is in force")?;
+        .context(
+            "the configuration can't be used; `cairn config` with the same flags shows what is in force",
+        )?;
     config.check()?;
     Ok(config)
 }
@@ -220,13 +222,15 @@ impl Config {
     /// Checks everything that can be checked without starting anything.
     fn check(&self) -> anyhow::Result<()> {
         for url in &self.chain.rpc {
-            let parsed = Url::parse(url).map_err(|error| anyhow::anyhow!("--rpc {}: {error}", hide_url(url)))?;
+            let parsed =
+                Url::parse(url).map_err(|error| anyhow::anyhow!("--rpc {}: {error}", hide_url(url)))?;
             if !matches!(parsed.scheme(), "http" | "https" | "ws" | "wss") {
                 bail!("--rpc {}: expected http, https, ws or wss", hide_url(url));
             }
         }
         if let Some(url) = &self.serve.upstream {
-            let parsed = Url::parse(url).map_err(|error| anyhow::anyhow!("--upstream {}: {error}", hide_url(url)))?;
+            let parsed =
+                Url::parse(url).map_err(|error| anyhow::anyhow!("--upstream {}: {error}", hide_url(url)))?;
             if !matches!(parsed.scheme(), "http" | "https") {
                 bail!("--upstream {}: expected http or https", hide_url(url));
             }
@@ -266,7 +270,9 @@ impl Config {
     pub fn finality(&self) -> anyhow::Result<FinalityPolicy> {
         let text = self.chain.finality.as_str();
         let depth = |digits: &str| {
-            digits.parse::<u64>().with_context(|| format!("chain.finality `{text}`: `{digits}` is no number of blocks"))
+            digits
+                .parse::<u64>()
+                .with_context(|| format!("chain.finality `{text}`: `{digits}` is no number of blocks"))
         };
         match text.split_once(':') {
             None if text == "tag" => Ok(FinalityPolicy::Tag),

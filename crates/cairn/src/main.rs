@@ -51,7 +51,12 @@ fn start_logging(cli: &Cli) -> Result<(), String> {
         None => "info".into(),
     };
     let filter = EnvFilter::try_new(&filter).map_err(|error| format!("--log {filter}: {error}"))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(terminal).with_writer(std::io::stderr);
-    if cli.log_json { log.json().init() } else { log.init() }
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(terminal).with_writer(std::io::stderr);
+    if cli.log_json {
+        log.json().init()
+    } else {
+        log.init()
+    }
     Ok(())
 }

@@ -88,9 +88,9 @@ fn line(status: &IngestStatus, speeds: &Speeds) -> String {
     match &status.state {
         IngestState::Starting => "starting".into(),
         IngestState::Backfilling => {
-            let eta = speeds.eta(status.lag_heights().unwrap_or(0)).map_or("eta ?".into(), |eta| {
-                format!("eta {}", indicatif::HumanDuration(eta))
-            });
+            let eta = speeds
+                .eta(status.lag_heights().unwrap_or(0))
+                .map_or("eta ?".into(), |eta| format!("eta {}", indicatif::HumanDuration(eta)));
             format!("{tip}, {lag} behind, {speed}, {eta}; bounded by {}", status.bound_by)
         }
         IngestState::Following => format!("{tip}, at the head (lag {lag}), {} reorgs", status.reorgs),

@@ -12,7 +12,7 @@ use cairn_pipeline::IngestError;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::{IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
-use cairn_store::{RawReader, StoreInfo};
+use cairn_store::{RawReader, RawWriter, StoreInfo};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +40,8 @@ pub struct Job {
 /// Ingests and serves until the work is done or somebody asks it to stop.
 pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let store = Arc::new(wiring::open_store(config).await?);
+    // Made before anybody reads it; also the moment where a store of another chain is refused.
+    store.init(job.info.clone()).await?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
     let options = ingest_options(config, job.info, job.exit_after_head);
@@ -155,9 +157,9 @@ impl Servers {
             allowed_hosts: serve.allowed_hosts.clone(),
             allowed_origins: serve.allowed_origins.clone(),
         };
-        let rpc = serve_rpc(rpc_config, api, Some(new_head))
-            .await
-            .with_context(|| format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen))?;
+        let rpc = serve_rpc(rpc_config, api, Some(new_head)).await.with_context(|| {
+            format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen)
+        })?;
         let rpc_url = format!("http://{}", rpc.local_addr());
         let limits = ReadinessLimits {
             max_lag_blocks: Some(config.health.max_lag_heights),
@@ -166,10 +168,11 @@ impl Servers {
         };
         let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
         let readiness: Arc<dyn Readiness> = health.clone();
-        let ops_config = OpsConfig { listen: serve.listen, rpc_url: Some(rpc_url.clone()), ..OpsConfig::default() };
-        let ops = serve_ops(ops_config, readiness, metrics_text()?)
-            .await
-            .with_context(|| format!("can't listen on {}; choose another address with --listen", serve.listen))?;
+        let ops_config =
+            OpsConfig { listen: serve.listen, rpc_url: Some(rpc_url.clone()), ..OpsConfig::default() };
+        let ops = serve_ops(ops_config, readiness, metrics_text()?).await.with_context(|| {
+            format!("can't listen on {}; choose another address with --listen", serve.listen)
+        })?;
         let ops_url = format!("http://{}", ops.local_addr());
         let watcher = tokio::spawn(watch_all(reader, health, wake, status, stop.clone()));
         Ok(Servers { rpc, ops, watcher, stop, rpc_url, ops_url })

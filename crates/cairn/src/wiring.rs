@@ -32,7 +32,8 @@ pub async fn open_read_only(config: &Config) -> anyhow::Result<Arc<dyn RawReader
 
 /// The same, with snapshots that may live as long as an audit's pass over the index takes.
 pub async fn open_for_audit(config: &Config) -> anyhow::Result<Arc<dyn RawReader>> {
-    read_only(config, SqliteOptions { snapshot_max_ms: None, ..SqliteOptions::read_only(&config.data_dir) }).await
+    read_only(config, SqliteOptions { snapshot_max_ms: None, ..SqliteOptions::read_only(&config.data_dir) })
+        .await
 }
 
 async fn read_only(config: &Config, options: SqliteOptions) -> anyhow::Result<Arc<dyn RawReader>> {
@@ -74,11 +75,16 @@ pub fn chain_config(genesis: Option<&Path>, chain_id: ChainId) -> anyhow::Result
         bail!("genesis file {} has {size} bytes; at most {MAX_GENESIS_BYTES} are read", path.display());
     }
     let text = std::fs::read(path).with_context(|| format!("genesis file {}", path.display()))?;
-    let config = cairn_evm::chain_config_json(&text).with_context(|| format!("genesis file {}", path.display()))?;
+    let config =
+        cairn_evm::chain_config_json(&text).with_context(|| format!("genesis file {}", path.display()))?;
     let schedule = cairn_evm::ForkSchedule::from_genesis_json(&config)
         .with_context(|| format!("genesis file {}", path.display()))?;
     if schedule.chain_id() != chain_id {
-        bail!("genesis file {} is of chain {}, the node serves chain {chain_id}", path.display(), schedule.chain_id());
+        bail!(
+            "genesis file {} is of chain {}, the node serves chain {chain_id}",
+            path.display(),
+            schedule.chain_id()
+        );
     }
     Ok(config)
 }

@@ -12,4 +12,4 @@ pub mod observer;
 pub mod plan;
 mod run;
 
-pub use run::{Outcome, SimError, World, run_plan, run_seed};
+pub use run::{Outcome, SimError, World, chain, run_plan, run_seed};

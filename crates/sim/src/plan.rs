@@ -340,7 +340,7 @@ impl Life {
         let common = self.head - (self.limit + 1);
         let options = self.options(rng);
         self.fork = self.chain.fork_at((self.fork, common), options);
-        self.head = self.head + rng.random_range(0..3);
+        self.head = self.head + rng.random_range(1..4);
         self.record();
     }
 }

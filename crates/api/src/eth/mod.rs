@@ -232,7 +232,7 @@ impl EthApi {
                 NOT_SUPPORTED,
                 format!(
                     "{method} needs the chain's state (or its mempool), and this server keeps none: it archives blocks, receipts and \
-                     logs. Ask a node, or configure one as the upstream (`rpc.upstream`), to which this server then forwards such methods"
+                     logs. Ask a node, or configure one as the upstream (`serve.upstream`, --upstream), to which this server then forwards such methods"
                 ),
             )),
         }

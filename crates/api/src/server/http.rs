@@ -25,7 +25,7 @@ const FREE_BODY_BYTES: usize = 64 << 10;
 pub(super) async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let headers = request.headers();
     if !shared.guard.host_is_ours(headers, request.uri()) {
-        let why = "this server doesn't answer to that Host; allow it with `rpc.allowed_hosts`";
+        let why = "this server doesn't answer to that Host; allow it with `serve.allowed_hosts`";
         return refuse(StatusCode::FORBIDDEN, why);
     }
     let origin = shared.guard.origin(headers);
@@ -34,7 +34,7 @@ pub(super) async fn handle(State(shared): State<Arc<Shared>>, request: Request) 
             Ok(_) => ws::upgrade(shared, request),
             Err(()) => refuse(
                 StatusCode::FORBIDDEN,
-                "this origin is not allowed; allow it with `rpc.allowed_origins`",
+                "this origin is not allowed; allow it with `serve.allowed_origins`",
             ),
         };
     }

@@ -12,7 +12,8 @@ pub fn config(file: Option<&Path>, args: &ConfigArgs) -> anyhow::Result<()> {
     let overrides =
         Overrides::default().data(&args.data).chain(&args.chain).ingest(&args.ingest).listen(&args.listen);
     let config = config::load(file, &overrides)?;
-    let text = toml::to_string_pretty(&config.without_secrets()).context("the configuration can't be printed")?;
+    let text =
+        toml::to_string_pretty(&config.without_secrets()).context("the configuration can't be printed")?;
     print!("{text}");
     Ok(())
 }

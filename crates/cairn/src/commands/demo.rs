@@ -19,13 +19,15 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let temporary = match args.data.data_dir {
         Some(_) => None,
         None => {
-            let dir = tempfile::Builder::new().prefix("cairn-demo-").tempdir().context("no temporary directory")?;
+            let dir =
+                tempfile::Builder::new().prefix("cairn-demo-").tempdir().context("no temporary directory")?;
             config.data_dir = dir.path().to_path_buf();
             Some(dir)
         }
     };
     config.ingest.poll_ms = config.ingest.poll_ms.min(args.block_time_ms.max(50));
-    let chain = Arc::new(SyntheticChain::new(SyntheticOptions { seed: args.seed, ..SyntheticOptions::default() }));
+    let chain =
+        Arc::new(SyntheticChain::new(SyntheticOptions { seed: args.seed, ..SyntheticOptions::default() }));
     let live = LiveOptions {
         start_height: args.blocks,
         block_time_ms: args.block_time_ms.max(1),
@@ -47,7 +49,13 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
         for (method, params) in [
             ("eth_getBlockByNumber", r#"["latest", false]"#.to_string()),
             ("eth_getTransactionReceipt", format!(r#"["{}"]"#, sample.unwrap_or_default())),
-            ("eth_getLogs", format!(r#"[{{"fromBlock":"0x1","toBlock":"0x20","address":"{}"}}]"#, token.unwrap_or_default().to_lowercase())),
+            (
+                "eth_getLogs",
+                format!(
+                    r#"[{{"fromBlock":"0x1","toBlock":"0x20","address":"{}"}}]"#,
+                    token.unwrap_or_default().to_lowercase()
+                ),
+            ),
         ] {
             eprintln!(
                 "  curl -s {rpc} -H 'content-type: application/json' -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{method}\",\"params\":{params}}}'"

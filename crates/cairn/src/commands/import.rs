@@ -33,7 +33,11 @@ pub async fn import(file: Option<&Path>, args: &ImportArgs) -> anyhow::Result<()
     let board = StatusBoard::new(clock.clone());
     let source = Verified::new(
         chain,
-        VerifyOptions { name: "the chain file".into(), senders: SendersAre::RecoveredHere, ..VerifyOptions::default() },
+        VerifyOptions {
+            name: "the chain file".into(),
+            senders: SendersAre::RecoveredHere,
+            ..VerifyOptions::default()
+        },
     );
     let options = IngestOptions {
         start: heights.start(),

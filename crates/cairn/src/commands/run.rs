@@ -23,7 +23,8 @@ pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     if !profile.relaxed.is_empty() {
         tracing::warn!(checks = %profile.relaxed, "these checks are relaxed: what they guard is believed of the node");
     }
-    let source = Verified::new(node, VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() });
+    let source =
+        Verified::new(node, VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() });
     let nodes = config.without_secrets().chain.rpc.join(", ");
     let dir = config.data_dir.display().to_string();
     let announce = move |rpc: &str, ops: &str| {

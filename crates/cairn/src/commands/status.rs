@@ -91,7 +91,8 @@ fn print_text(
     reorgs: &[ReorgEntry],
     sizes: &StoreSizes,
 ) {
-    let or_none = |block: Option<cairn_core::BlockRef>| block.map_or("none".into(), |block| block.to_string());
+    let or_none =
+        |block: Option<cairn_core::BlockRef>| block.map_or("none".into(), |block| block.to_string());
     println!("archive     {}", dir.display());
     println!("chain       {}", head.info.chain_id);
     println!("first       {}", head.first.map_or("none yet".into(), |first| first.to_string()));
@@ -109,11 +110,19 @@ fn print_text(
     }
     for lease in leases {
         let state = format!("{:?}", lease.state).to_lowercase();
-        println!("filling     {} done to {} ({state}, attempt {})", lease.range, lease.done_to, lease.attempt);
+        println!(
+            "filling     {} done to {} ({state}, attempt {})",
+            lease.range, lease.done_to, lease.attempt
+        );
     }
     println!("reorgs      {}", head.newest_reorg.id);
     for entry in reorgs.iter().rev() {
-        println!("  reorg {:<5} above height {}, {} blocks", entry.id, entry.common.height, entry.orphans.len());
+        println!(
+            "  reorg {:<5} above height {}, {} blocks",
+            entry.id,
+            entry.common.height,
+            entry.orphans.len()
+        );
     }
     println!("size        {}", bytes(sizes.total_bytes));
     for (name, rows, size) in &sizes.parts {

@@ -35,7 +35,8 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
     let bar = Bar::new(range.len(), "verifying");
     let first = range.start();
     let report =
-        audit(&store, Arc::new(EvmAuditor), range, args.max_findings, |done| bar.set(done.since(first) + 1)).await?;
+        audit(&store, Arc::new(EvmAuditor), range, args.max_findings, |done| bar.set(done.since(first) + 1))
+            .await?;
     bar.finish();
     for finding in &report.findings {
         println!("height {}: {}", finding.height, finding.problem);
@@ -44,7 +45,11 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
         "verified {} blocks, {} transactions in {range}: {}",
         report.blocks,
         report.transactions,
-        if report.findings.is_empty() { "all good".into() } else { format!("{} problems", report.findings.len()) },
+        if report.findings.is_empty() {
+            "all good".into()
+        } else {
+            format!("{} problems", report.findings.len())
+        },
     );
     if report.relaxed_blocks > 0 {
         println!("{} of these blocks were stored with a check relaxed or impossible", report.relaxed_blocks);

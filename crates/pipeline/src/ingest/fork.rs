@@ -16,6 +16,8 @@ use crate::backoff::Backoff;
 /// How many stored references are read at a time on the way down.
 const WALK_CHUNK_HEIGHTS: u64 = 64;
 
+/// A verdict that halts is never urgent: it needs this many times the confirmations of a reorg.
+const HALT_CONFIRMATIONS: u32 = 5;
 /// How often a header is asked for before a walk is given up.
 const HEADER_ATTEMPTS: u32 = 6;
 /// The first pause between two of these, in milliseconds.
@@ -65,17 +67,17 @@ impl Ingester {
                 session.suspicion = None;
                 Ok(Turn::Unsettled(reason))
             }
-            Walk::TooFar { theirs, error } if latest.height < tip.height => {
-                // A node that is behind, on a fork that died: lag, not a reorg (field case E20).
+            Walk::TooFar { theirs, error } if latest.height <= tip.height => {
+                // A node that is not ahead, on a fork that died: lag, not a reorg (field case E20).
                 session.suspicion = None;
                 Ok(Turn::Unsettled(format!(
-                    "the node is behind at {latest} on a fork that was left; its block {} is not the stored one ({error})",
+                    "the node is not ahead, at {latest}, and on a fork that was left; its block {} is not the stored one ({error})",
                     theirs.block
                 )))
             }
             Walk::TooFar { theirs, error } => {
                 let story = Story::TooFar { at: theirs.block.height, theirs: theirs.block.id };
-                if self.told(session, story) < self.options.confirmations.max(1) {
+                if self.told(session, story) < self.options.confirmations.max(1) * HALT_CONFIRMATIONS {
                     return Ok(Turn::Unsettled(format!("to be confirmed: {error}")));
                 }
                 Err(error)
@@ -127,8 +129,7 @@ impl Ingester {
         }
         let mut ours = StoredRefs::default();
         loop {
-            let theirs =
-                if at == latest.block.height { Some(latest) } else { self.header_at(at).await? };
+            let theirs = if at == latest.block.height { Some(latest) } else { self.header_at(at).await? };
             let Some(theirs) = theirs else {
                 return Ok(Walk::Unsettled(format!("the node does not give its header at height {at}")));
             };
@@ -145,7 +146,11 @@ impl Ingester {
                 at = at - 1;
                 continue;
             }
-            let stored = self.stored_ref(&mut ours, first, at).await?;
+            let Some(stored) = self.stored_ref(&mut ours, first, at).await? else {
+                return Ok(Walk::Unsettled(format!(
+                    "height {at} is not stored any more: another process has the head"
+                )));
+            };
             if stored.id == theirs.block.id {
                 let next = above.filter(|_| at < tip.height);
                 return Ok(Walk::Common { common: stored, next });
@@ -193,16 +198,14 @@ impl Ingester {
         refs: &mut StoredRefs,
         first: Height,
         at: Height,
-    ) -> Result<BlockRef, IngestError> {
+    ) -> Result<Option<BlockRef>, IngestError> {
         if let Some(found) = refs.get(at) {
-            return Ok(found);
+            return Ok(Some(found));
         }
         let range = HeightRange::inclusive(at.saturating_sub(WALK_CHUNK_HEIGHTS - 1).max(first), at);
         let blocks = self.store.snapshot().await?.blocks(range, Parts::empty(), u64::MAX).await?;
         refs.0 = blocks.iter().map(|block| block.facts.block_ref()).collect();
-        refs.get(at)
-            .ok_or_else(|| cairn_store::StoreError::Missing { missing: HeightRange::one(at) })
-            .map_err(IngestError::from)
+        Ok(refs.get(at))
     }
 
     async fn roll_back(

@@ -1,0 +1,62 @@
+//! Seeds that once failed, each with what it showed, and an exhaustive run over the commits of a few small plans.
+
+use cairn_sim::plan::{self, CommitFault, FaultRates};
+use cairn_sim::{World, run_plan, run_seed};
+
+/// Every seed that ever failed stays here.
+const ONCE_FAILED: [(u64, &str); 14] = [
+    (7, "finality announced by one node was taken for blocks that another node gave from a dead fork"),
+    (22, "an archive was anchored at a block of a dead fork"),
+    (73, "a node that is behind on a dead fork was taken for a chain that leaves ours below finality"),
+    (197, "a range whose filled part came from a dead fork was continued for ever"),
+    (276, "a node at our own height, on a dead fork, made the ingester halt"),
+    (290, "one header that went astray made a whole walk begin again"),
+    (361, "a seam was fetched again and again although the tip was the side that was dead"),
+    (486, "the last advance over filled ranges ended the ingester at a broken seam"),
+    (1483, "two nodes in turn: the contradiction of one was counted on after the other had answered"),
+    (2093, "see 276, on the way to a fork that is too deep"),
+    (2596, "see 361, with a rollback in between"),
+    (2929, "see 276, on the way to a fork that is too deep"),
+    (3354, "a process that had lost the head compared with rows that its successor had rolled back"),
+    (59, "a halt was expected at a head that the ingester had not reached"),
+];
+
+#[test]
+fn seeds_that_once_failed_pass() {
+    let world = World::default();
+    for (seed, showed) in ONCE_FAILED {
+        if let Err(error) = run_seed(&world, seed) {
+            panic!("{error}\n(this seed once showed: {showed})");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let world = World::default();
+    for seed in [3, 11, 42] {
+        let (first, second) = (run_seed(&world, seed), run_seed(&world, seed));
+        assert_eq!(first.expect("passes"), second.expect("passes"), "seed {seed}");
+    }
+}
+
+/// Field case I01, exhaustively: a crash before and after every single commit of a run with forks, then one lost answer at each.
+#[test]
+fn i01_a_crash_at_every_commit_loses_and_doubles_nothing() {
+    let world = World::default();
+    for seed in [5, 16] {
+        let chain = cairn_sim::chain(&world, seed);
+        let mut plan = plan::draw(seed, &chain);
+        plan.commit_faults = Vec::new();
+        plan.faults = FaultRates::default();
+        let calm = run_plan(&chain, plan.clone()).expect("the run without faults passes");
+        for fault in [CommitFault::CrashBefore, CommitFault::CrashAfter, CommitFault::LostAnswer] {
+            for nth in 0..calm.commits.min(120) {
+                plan.commit_faults = vec![(nth, fault)];
+                if let Err(error) = run_plan(&chain, plan.clone()) {
+                    panic!("{fault:?} at commit {nth}: {error}");
+                }
+            }
+        }
+    }
+}
