@@ -4,6 +4,10 @@
 
 mod anvil;
 mod anvil_test;
+mod bench;
+mod bench_getlogs;
+mod bench_ingest;
+mod bench_peer;
 mod cairn;
 mod client_test;
 mod compare;
@@ -54,7 +58,7 @@ enum Command {
 }
 
 /// Benchmarks by name. Each is a file `bench_NAME.rs` with a function that takes its own arguments.
-const BENCHMARKS: &[&str] = &[];
+const BENCHMARKS: &[&str] = &["ingest", "getlogs"];
 
 async fn run(command: Command) -> Result<ExitCode> {
     match command {
@@ -65,11 +69,12 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::GethTest(options) => geth_test::run(options).await,
         Command::ClientTest(options) => client_test::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
-        Command::Bench { name, arguments } => bench(name.as_deref(), &arguments),
+        Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,
     }
 }
 
-fn bench(name: Option<&str>, _arguments: &[String]) -> Result<ExitCode> {
+async fn bench(name: Option<&str>, arguments: Vec<String>) -> Result<ExitCode> {
+    let arguments = std::iter::once(format!("bench {}", name.unwrap_or_default())).chain(arguments);
     match name {
         None => {
             for name in BENCHMARKS {
@@ -77,19 +82,26 @@ fn bench(name: Option<&str>, _arguments: &[String]) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Some("ingest") => bench_ingest::run(bench_ingest::Options::parse_from(arguments)).await,
+        Some("getlogs") => bench_getlogs::run(bench_getlogs::Options::parse_from(arguments)).await,
         Some(name) => bail!("there is no benchmark {name}; there are: {}", BENCHMARKS.join(", ")),
     }
 }
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // Both reqwest and the client libraries ask for the process-wide provider, also when they speak plain HTTP.
     if rustls::crypto::ring::default_provider().install_default().is_err() {
-        bail!("a TLS provider was installed before main");
+        eprintln!("error: a TLS provider was installed before main");
+        return ExitCode::FAILURE;
     }
-    tokio::runtime::Builder::new_multi_thread()
+    let ended = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime")?
-        .block_on(run(arguments.command))
+        .context("cannot start the runtime")
+        .and_then(|runtime| runtime.block_on(run(arguments.command)));
+    ended.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
