@@ -193,18 +193,62 @@ async fn old_snapshots_end_and_give_their_connection_back() {
     let options = SqliteOptions {
         max_readers: 1,
         reader_wait_ms: 50,
-        snapshot_max_ms: Some(100),
+        snapshot_max_ms: Some(1_500),
         ..SqliteOptions::new(dir.path())
     };
     let store = SqliteStore::open(options, Arc::new(SystemClock)).await.expect("opens");
     let first = store.snapshot().await.expect("one connection");
     assert!(matches!(store.snapshot().await, Err(StoreError::Busy(_))), "there is no second one");
     assert!(first.block(Height(1), Parts::HEADER).await.expect("young enough").is_some());
-    tokio::time::sleep(std::time::Duration::from_millis(120)).await;
+    tokio::time::sleep(std::time::Duration::from_millis(1_550)).await;
     assert!(matches!(first.block(Height(1), Parts::HEADER).await, Err(StoreError::Busy(_))), "too old");
     let second = store.snapshot().await.expect("the old one was ended");
     assert!(matches!(first.block(Height(1), Parts::HEADER).await, Err(StoreError::Busy(_))));
     assert!(second.block(Height(1), Parts::HEADER).await.expect("reads").is_some());
+}
+
+#[tokio::test]
+async fn everybody_may_exchange_an_old_snapshot_at_once() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 10).await);
+    let options = SqliteOptions {
+        max_readers: 2,
+        reader_wait_ms: 20_000,
+        snapshot_max_ms: Some(200),
+        ..SqliteOptions::new(dir.path())
+    };
+    let store = SqliteStore::open(options, Arc::new(SystemClock)).await.expect("opens");
+    let exchange = || async {
+        let old = store.snapshot().await.expect("a connection");
+        // Both hold one when both ask for another.
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        let new = store.snapshot().await.expect("the old ones end in time");
+        drop(old);
+        new.block(Height(1), Parts::HEADER).await.expect("reads")
+    };
+    let (one, other) = tokio::join!(exchange(), exchange());
+    assert!(one.is_some() && other.is_some());
+}
+
+#[tokio::test]
+async fn maintenance_goes_on_where_its_caller_went_away() {
+    let dir = tempfile::tempdir().expect("dir");
+    let store = open(dir.path()).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    let blocks = chain(0, 300, 0);
+    for block in blocks.chunks(1) {
+        store.append(fence, batch(block)).await.expect("appends");
+    }
+    let before = store.dump().await.expect("dumps");
+    for wait_us in (0..4_000).step_by(7) {
+        let wait = std::time::Duration::from_micros(wait_us);
+        if let Ok(step) = tokio::time::timeout(wait, store.maintain(1)).await {
+            step.expect("maintains beside a step that nobody waits for");
+        }
+    }
+    while store.maintain(1 << 20).await.expect("maintains") == cairn_store::Maintained::More {}
+    assert_eq!(store.dump().await.expect("dumps"), before);
 }
 
 #[tokio::test]

@@ -181,9 +181,8 @@ impl RawFiller for SqliteStore {
     async fn advance(&self, fence: Fence) -> Result<HeadRow> {
         self.write(move |shared| {
             let now_ms = shared.now_ms();
-            shared.finish_discard()?;
             // A broken seam is an answer and a commit at once: the head moved below it, and the range above was given up.
-            let (head, seam) = shared.commit("advance", |tx, _| advance(tx, fence, now_ms))?;
+            let (head, seam) = shared.commit_clean("advance", |tx, _| advance(tx, fence, now_ms))?;
             match seam {
                 None => Ok(head),
                 Some(error) => {

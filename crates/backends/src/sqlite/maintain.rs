@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_core::HeightRange;
-use cairn_store::runs::{Entry, MergeStep, Page, PageSource, RunInfo, RunKind, merge_step, next_merge};
+use cairn_store::runs::{
+    Entry, MergePlan, MergeStep, Page, PageSource, RunInfo, RunKind, merge_step, next_merge,
+};
 use cairn_store::{Maintained, RawMaintenance, Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -44,7 +46,7 @@ impl RawMaintenance for SqliteStore {
         let Some(merge) = self.write(|shared| shared.merge_to_do()).await? else {
             return Ok(Maintained::Nothing);
         };
-        let result_id = merge.result.id;
+        let (result_id, begun_after) = (merge.result.id, merge.after);
         let (transaction, _) = match self.shared.pool.begin(self.shared.options.snapshot_max_ms).await {
             Err(StoreError::Busy(_)) => return Ok(Maintained::More),
             begun => begun?,
@@ -65,8 +67,10 @@ impl RawMaintenance for SqliteStore {
             })
             .await?;
         drop(transaction);
-        self.write(move |shared| shared.commit("maintain", |tx, _| write_step(tx, result_id, step.as_ref())))
-            .await?;
+        self.write(move |shared| {
+            shared.commit("maintain", |tx, _| write_step(tx, result_id, begun_after, step.as_ref()))
+        })
+        .await?;
         Ok(Maintained::More)
     }
 }
@@ -144,26 +148,33 @@ impl Shared {
         if going_on.is_some() {
             return Ok(going_on);
         }
-        let plan = self.with_writer(|writer| {
-            let Some(head) = head::find(&writer.conn)? else { return Ok(None) };
-            let (tip, finalized) = (head.row.tip.map(|tip| tip.height), head.row.finalized);
-            for kind in RunKind::ALL {
-                let runs = live_runs(&writer.conn, kind)?;
-                let plan = next_merge(&runs, tip, finalized.map(|finalized| finalized.height));
-                if plan.is_some() {
-                    return Ok(plan);
-                }
-            }
-            Ok(None)
-        })?;
-        let Some(plan) = plan else { return Ok(None) };
+        // A look before the transaction. It plans once more: a purge may have cut runs in between, and a merge that claims
+        // heights which were taken away would stand in the way of the blocks that come there.
+        if self.with_writer(|writer| plan(&writer.conn))?.is_none() {
+            return Ok(None);
+        }
         self.commit("maintain", |tx, _| {
+            let Some(plan) = plan(tx)? else { return Ok(None) };
             let ids = plan.inputs.iter().flat_map(|input| input.id.to_be_bytes()).collect();
             let kind = plan.inputs[0].kind;
             index::insert_run_row(tx, kind, RunState::Building, plan.level, plan.heights, Some(ids))?;
             building(tx, None)
         })
     }
+}
+
+/// The next merge among all kinds of runs, as they are in this view.
+fn plan(conn: &Connection) -> Result<Option<MergePlan>> {
+    let Some(head) = head::find(conn)? else { return Ok(None) };
+    let (tip, finalized) = (head.row.tip.map(|tip| tip.height), head.row.finalized);
+    for kind in RunKind::ALL {
+        let runs = live_runs(conn, kind)?;
+        let plan = next_merge(&runs, tip, finalized.map(|finalized| finalized.height));
+        if plan.is_some() {
+            return Ok(plan);
+        }
+    }
+    Ok(None)
 }
 
 /// The run that is being made, and how far it has come.
@@ -188,9 +199,13 @@ fn building(conn: &Connection, id: Option<u64>) -> Result<Option<Merge>> {
     Ok(Some(Merge { result, inputs, after }))
 }
 
-/// Adds a step's pages; with the last ones, swaps the result in. Where a reorg has cut an input meanwhile, the result is dead already.
-fn write_step(tx: &Connection, result_id: u64, step: Option<&MergeStep>) -> Result<()> {
-    let Some(merge) = building(tx, Some(result_id))? else { return Ok(()) };
+/// Adds a step's pages, which follow `after`; with the last ones, swaps the result in. Where a reorg has cut an input meanwhile, the
+/// result is dead already. Where another step went on from `after` first (it ran on when its caller went away), this one has
+/// nothing to add.
+fn write_step(tx: &Connection, result_id: u64, after: Option<Entry>, step: Option<&MergeStep>) -> Result<()> {
+    let Some(merge) = building(tx, Some(result_id))?.filter(|merge| merge.after == after) else {
+        return Ok(());
+    };
     let (Some(step), Some(inputs)) = (step, live_inputs(tx, &merge)?) else {
         return index::set_state(tx, result_id, RunState::Dead);
     };

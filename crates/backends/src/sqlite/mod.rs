@@ -167,6 +167,24 @@ impl Shared {
         Ok(answer)
     }
 
+    /// A transaction that meets no rows of a fill that was given up: they have no index entries any more, and are going to be
+    /// deleted. A verb that ran on when its caller went away may leave some at any moment.
+    fn commit_clean<T>(
+        &self,
+        verb: &'static str,
+        mut run: impl FnMut(&Transaction<'_>, &Unpacker) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            self.finish_discard()?;
+            let answer = self.commit(verb, |tx, unpacker| {
+                if head::read(tx)?.discard.is_some() { Ok(None) } else { run(tx, unpacker).map(Some) }
+            })?;
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
+        }
+    }
+
     fn with_writer<T>(&self, run: impl FnOnce(&mut Writer) -> Result<T>) -> Result<T> {
         let Some(writer) = &self.writer else {
             return Err(StoreError::Invalid(format!(

@@ -1,7 +1,7 @@
 //! Read connections, and the read transactions of snapshots.
 //!
 //! A bounded number of connections is open; who finds none waits for a bounded time and is then told
-//! [`StoreError::Busy`]. A read transaction that grows too old is ended by whoever needs its connection next, or by
+//! [`StoreError::Busy`]. A read transaction that grows too old is ended by whoever waits for a connection, or by
 //! maintenance: an old one would keep the write-ahead log from being emptied.
 
 use std::path::PathBuf;
@@ -50,20 +50,7 @@ impl Pool {
     pub(super) async fn begin(self: &Arc<Self>, max_ms: Option<u64>) -> Result<(Arc<ReadTx>, Head)> {
         let permit = match self.permits.clone().try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => {
-                self.end_expired();
-                let wait_ms = self.options.reader_wait_ms;
-                tokio::time::timeout(Duration::from_millis(wait_ms), self.permits.clone().acquire_owned())
-                    .await
-                    .ok()
-                    .and_then(|permit| permit.ok())
-                    .ok_or_else(|| {
-                        StoreError::Busy(format!(
-                            "all {} read connections are in use, and none came free within {wait_ms} ms",
-                            self.options.max_readers
-                        ))
-                    })?
-            }
+            Err(_) => self.wait_for_permit().await?,
         };
         let pool = self.clone();
         blocking(move || {
@@ -81,6 +68,31 @@ impl Pool {
             Ok((transaction, head))
         })
         .await
+    }
+
+    /// Waits for a connection. Transactions that grow too old meanwhile are ended: those who wait may hold them themselves, to
+    /// exchange them for newer ones.
+    async fn wait_for_permit(&self) -> Result<OwnedSemaphorePermit> {
+        /// How often the open transactions are looked at.
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        let free = self.permits.clone().acquire_owned();
+        tokio::pin!(free);
+        let freed = async {
+            loop {
+                self.end_expired();
+                if let Ok(permit) = tokio::time::timeout(LOOK_EVERY, &mut free).await {
+                    return permit.ok();
+                }
+            }
+        };
+        let wait_ms = self.options.reader_wait_ms;
+        let permit = tokio::time::timeout(Duration::from_millis(wait_ms), freed).await;
+        permit.ok().flatten().ok_or_else(|| {
+            StoreError::Busy(format!(
+                "all {} read connections are in use, and none came free within {wait_ms} ms",
+                self.options.max_readers
+            ))
+        })
     }
 
     fn connect(&self) -> Result<ReadConnection> {

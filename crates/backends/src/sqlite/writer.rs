@@ -111,8 +111,7 @@ impl RawWriter for SqliteStore {
             // A look before the work: who was fenced off learns it from the transaction, this only saves time.
             shared.with_writer(|writer| head::read(&writer.conn)?.demand_fence(fence))?;
             let encoded = EncodedBatch::new(batch.blocks, shared.options.compression_level)?;
-            shared.finish_discard()?;
-            shared.commit("append", |tx, unpacker| {
+            shared.commit_clean("append", |tx, unpacker| {
                 append(tx, unpacker, fence, &encoded, batch.finalized, batch.safe)
             })
         })
@@ -145,8 +144,7 @@ impl RawWriter for SqliteStore {
 
     async fn rollback(&self, fence: Fence, rollback: Rollback) -> Result<ReorgEntry> {
         self.write(move |shared| {
-            shared.finish_discard()?;
-            let entry = shared.commit("rollback", |tx, _| roll_back(tx, fence, rollback))?;
+            let entry = shared.commit_clean("rollback", |tx, _| roll_back(tx, fence, rollback))?;
             shared.finish_discard()?;
             Ok(entry)
         })

@@ -2,12 +2,14 @@
 
 use cairn_core::{Height, HeightRange, IndexKey};
 
-use super::page::{HEADER_BYTES, MAX_VARINT_BYTES, PageHeader, put_varint, seal};
+use super::page::{
+    HEADER_BYTES, MAX_VARINT_BYTES, PageHeader, RESTART_BYTES, RESTART_ENTRY_BYTES, Restart, put_varint, seal,
+};
 use super::{Entry, PAGE_MAX_BYTES, RunKind, StoredPage};
 use crate::{Result, StoreError};
 
-/// An entry adds at most a key, a distance and a transaction index.
-const ENTRY_MAX_BYTES: usize = 3 * MAX_VARINT_BYTES;
+/// An entry adds at most a key, a distance, a transaction index, and a restart.
+const ENTRY_MAX_BYTES: usize = 3 * MAX_VARINT_BYTES + RESTART_ENTRY_BYTES;
 
 /// Turns ascending entries into pages, one page in memory at a time.
 #[derive(Debug)]
@@ -15,6 +17,7 @@ pub struct PageWriter {
     kind: RunKind,
     base: Height,
     body: Vec<u8>,
+    restarts: Vec<Restart>,
     entries: u32,
     first: Entry,
     last: Option<Entry>,
@@ -29,6 +32,7 @@ impl PageWriter {
             kind,
             base,
             body: Vec::new(),
+            restarts: Vec::new(),
             entries: 0,
             first: Entry { key: 0, position: 0 },
             last: None,
@@ -48,8 +52,16 @@ impl PageWriter {
                 self.base
             )));
         }
-        let full = if self.body.len() + ENTRY_MAX_BYTES > PAGE_MAX_BYTES { self.finish() } else { None };
+        let used = self.body.len() + self.restarts.len() * RESTART_ENTRY_BYTES;
+        let full = if used + ENTRY_MAX_BYTES > PAGE_MAX_BYTES { self.finish() } else { None };
         let before = if self.entries > 0 { self.last } else { None };
+        if let Some(before) = before {
+            let next_at = self.body.len();
+            if next_at >= self.restarts.last().map_or(HEADER_BYTES, |restart| restart.next_at) + RESTART_BYTES
+            {
+                self.restarts.push(Restart { entry: before, next_at, in_group: before.key == entry.key });
+            }
+        }
         if before.is_none() {
             self.first = entry;
             self.body.reserve_exact(PAGE_MAX_BYTES);
@@ -82,9 +94,9 @@ impl PageWriter {
         let header =
             PageHeader { kind: self.kind, entries: self.entries, base: self.base, first: self.first, last };
         self.entries = 0;
-        let mut body = std::mem::take(&mut self.body);
-        body.shrink_to_fit();
-        Some(seal(&header, body))
+        let page = seal(&header, std::mem::take(&mut self.body), &self.restarts);
+        self.restarts.clear();
+        Some(page)
     }
 
     /// How many entries wait for their page.

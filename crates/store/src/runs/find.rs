@@ -75,11 +75,19 @@ struct Postings {
     at: usize,
     /// Whether nothing follows the buffer.
     ended: bool,
+    /// How many positions are read at once: few after a leap, more and more while they are read one after the other.
+    at_once: usize,
 }
+
+/// The fewest and the most positions that are read at once.
+const AT_ONCE: (usize, usize) = (16, 4_096);
+
+/// Who asks for a position not further on than this reads one after the other.
+const NEAR: Position = 256;
 
 impl Postings {
     fn new(key: IndexKey, to: Position) -> Self {
-        Postings { key, to, buffer: Vec::new(), at: 0, ended: false }
+        Postings { key, to, buffer: Vec::new(), at: 0, ended: false, at_once: AT_ONCE.0 }
     }
 
     /// The lowest position that is not below `from`. Calls must come with a growing `from`.
@@ -95,6 +103,8 @@ impl Postings {
     }
 
     fn load(&mut self, run: &Lookup<'_>, from: Position) -> Result<()> {
+        let is_near = self.buffer.last().is_some_and(|last| from - last <= NEAR);
+        self.at_once = if is_near { (self.at_once * 4).min(AT_ONCE.1) } else { AT_ONCE.0 };
         self.buffer.clear();
         self.at = 0;
         let target = Entry { key: self.key, position: from };
@@ -103,7 +113,7 @@ impl Postings {
                 if target <= page.last {
                     self.read(&page, from)?;
                 }
-                self.ended = self.is_past(page.last);
+                self.ended = self.is_past(page.last) && self.buffer.len() < self.at_once;
                 if self.ended || !self.buffer.is_empty() {
                     return Ok(());
                 }
@@ -115,7 +125,7 @@ impl Postings {
             Some(page) if page.first <= target => return Err(corrupt("two pages of a run overlap")),
             Some(page) if !self.is_past(page.first) => {
                 self.read(&page, from)?;
-                self.ended = self.is_past(page.last);
+                self.ended = self.is_past(page.last) && self.buffer.len() < self.at_once;
             }
             _ => self.ended = true,
         }
@@ -123,7 +133,7 @@ impl Postings {
     }
 
     fn read(&mut self, page: &Page, from: Position) -> Result<()> {
-        page.positions(self.key, from, self.to, &mut self.buffer)
+        page.positions(self.key, from, self.to, self.at_once, &mut self.buffer)
     }
 
     /// Whether nothing that counts can follow `entry`.

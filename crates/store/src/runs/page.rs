@@ -8,15 +8,19 @@
 //! 10..18   base height: no entry's height is below it
 //! 18..34   first entry: key, position
 //! 34..50   last entry: key, position
-//! 50..     entries, grouped by key; every number a LEB128 varint:
+//! 50..52   how many restarts
+//! 52..     entries, grouped by key; every number a LEB128 varint:
 //!          key − the key before (0 for the first group), then for each position of the group
 //!            distance << 1 | (1 where another position of the same group follows)
 //!            transaction index, for TxId only
+//! end       restarts of 18 bytes: an entry's key and position, and where the next one begins, counted from the page's
+//!           start; its highest bit says that the next one belongs to the same group
 //! ```
 //!
 //! The distance is the height less the base height for a group's first position, and for the others the height less the one before;
 //! less 1 more where the kind has no transaction index, since heights can't repeat there. A group that is cut by a page's
-//! end goes on in the next page as a new group with the same key.
+//! end goes on in the next page as a new group with the same key. Restarts, one for about every [`RESTART_BYTES`] of entries, let a
+//! reader who looks for one key begin near it.
 
 use bytes::Bytes;
 use cairn_core::{Height, IndexKey};
@@ -27,7 +31,16 @@ use crate::Result;
 /// The encoding that this program writes.
 pub const PAGE_VERSION: u8 = 1;
 
-pub(super) const HEADER_BYTES: usize = 50;
+pub(super) const HEADER_BYTES: usize = 52;
+
+/// How many bytes of entries lie between restarts, about.
+pub(super) const RESTART_BYTES: usize = 512;
+
+/// The bytes of one restart.
+pub(super) const RESTART_ENTRY_BYTES: usize = 18;
+
+/// In a restart's offset: the next entry has the same key.
+const IN_GROUP: u16 = 1 << 15;
 
 /// The longest varint of a 64-bit number.
 pub(super) const MAX_VARINT_BYTES: usize = 10;
@@ -44,7 +57,34 @@ pub struct Page {
     /// How many entries it has.
     pub entries: u32,
     base: u64,
+    /// Where the entries end and the restarts begin.
+    entries_end: usize,
     data: Bytes,
+}
+
+/// A place in a page at which reading can begin: after `entry`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Restart {
+    pub(super) entry: Entry,
+    pub(super) next_at: usize,
+    pub(super) in_group: bool,
+}
+
+impl Restart {
+    fn read(page: &[u8], at: usize) -> Restart {
+        let offset = be_u16(page, at + 16);
+        Restart {
+            entry: Entry { key: be_u64(page, at), position: be_u64(page, at + 8) },
+            next_at: usize::from(offset & !IN_GROUP),
+            in_group: offset & IN_GROUP != 0,
+        }
+    }
+
+    fn write(&self, page: &mut Vec<u8>) {
+        page.extend_from_slice(&self.entry.place());
+        let flag = if self.in_group { IN_GROUP } else { 0 };
+        page.extend_from_slice(&(self.next_at as u16 | flag).to_be_bytes());
+    }
 }
 
 impl Page {
@@ -63,6 +103,9 @@ impl Page {
         if checksum(&data).to_be_bytes() != data[2..6] {
             return Err(corrupt("a page's checksum does not match its bytes"));
         }
+        let restarts = usize::from(be_u16(&data, 50)) * RESTART_ENTRY_BYTES;
+        let entries_end = data.len().checked_sub(restarts).filter(|end| *end > HEADER_BYTES);
+        let entries_end = entries_end.ok_or_else(|| corrupt("a page is shorter than its restarts"))?;
         let entry = |at: usize| Entry { key: be_u64(&data, at), position: be_u64(&data, at + 8) };
         let page = Page {
             kind,
@@ -70,6 +113,7 @@ impl Page {
             last: entry(34),
             entries: be_u32(&data, 6),
             base: be_u64(&data, 10),
+            entries_end,
             data,
         };
         if page.first.place() != stored.place {
@@ -86,23 +130,46 @@ impl Page {
         PageReader {
             page: self.clone(),
             at: HEADER_BYTES,
-            left: self.entries,
+            left: Some(self.entries),
+            restart_at: self.entries_end,
             key: self.first.key,
             position: 0,
             in_group: false,
         }
     }
 
-    /// Adds the positions of `key` within `from..=to` to `out`, ascending.
+    /// The last restart at or below `entry`.
+    fn restart_before(&self, entry: Entry) -> Option<Restart> {
+        let restart = |n: usize| Restart::read(&self.data, self.entries_end + n * RESTART_ENTRY_BYTES);
+        let (mut low, mut high) = (0, (self.data.len() - self.entries_end) / RESTART_ENTRY_BYTES);
+        while low < high {
+            let middle = low.midpoint(high);
+            if restart(middle).entry <= entry { low = middle + 1 } else { high = middle }
+        }
+        low.checked_sub(1).map(restart)
+    }
+
+    /// Adds up to `limit` positions of `key` within `from..=to` to `out`, ascending.
     pub fn positions(
         &self,
         key: IndexKey,
         from: Position,
         to: Position,
+        limit: usize,
         out: &mut Vec<Position>,
     ) -> Result<()> {
+        let most = out.len().saturating_add(limit);
+        let target = Entry { key, position: from };
         let mut reader = self.reader();
-        while let Some(entry) = reader.next_entry()? {
+        if let Some(restart) = self.restart_before(target) {
+            if restart.entry == target && from <= to {
+                out.push(from);
+            }
+            reader.begin_at(restart);
+        }
+        while out.len() < most
+            && let Some(entry) = reader.next_entry()?
+        {
             if entry.key > key || (entry.key == key && entry.position > to) {
                 break;
             }
@@ -119,7 +186,10 @@ impl Page {
 pub struct PageReader {
     page: Page,
     at: usize,
-    left: u32,
+    /// How many entries follow; unknown after a restart.
+    left: Option<u32>,
+    /// The next restart, which is checked when it is reached.
+    restart_at: usize,
     key: IndexKey,
     position: Position,
     in_group: bool,
@@ -128,17 +198,21 @@ pub struct PageReader {
 impl PageReader {
     /// The next entry; `None` at the end.
     pub fn next_entry(&mut self) -> Result<Option<Entry>> {
-        if self.left == 0 {
-            if self.in_group || self.at != self.page.data.len() {
-                return Err(corrupt("a page holds more than its header says"));
+        let is_first = self.left == Some(self.page.entries);
+        if self.at >= self.page.entries_end || self.left == Some(0) {
+            let is_whole = self.at == self.page.entries_end && self.left.is_none_or(|left| left == 0);
+            if self.in_group || !is_whole {
+                return Err(corrupt("a page holds more or less than its header says"));
             }
             return Ok(None);
+        }
+        if self.left.is_some() {
+            self.check_restart()?;
         }
         let kind = self.page.kind;
         let before = if self.in_group { Some(self.position) } else { None };
         if !self.in_group {
             let step = self.varint()?;
-            let is_first = self.left == self.page.entries;
             if is_first != (step == 0) {
                 return Err(corrupt("a page's keys are not ascending"));
             }
@@ -167,14 +241,41 @@ impl PageReader {
             return Err(corrupt("a page's positions are not ascending"));
         }
         let entry = Entry { key: self.key, position: self.position };
-        if self.left == self.page.entries && entry != self.page.first {
+        if is_first && entry != self.page.first {
             return Err(corrupt("a page's first entry is not the one in its header"));
         }
-        self.left -= 1;
-        if self.left == 0 && entry != self.page.last {
+        self.left = self.left.map(|left| left - 1);
+        if self.at >= self.page.entries_end && entry != self.page.last {
             return Err(corrupt("a page's last entry is not the one in its header"));
         }
         Ok(Some(entry))
+    }
+
+    /// Goes on after a restart's entry.
+    fn begin_at(&mut self, restart: Restart) {
+        self.at = restart.next_at;
+        self.left = None;
+        self.key = restart.entry.key;
+        self.position = restart.entry.position;
+        self.in_group = restart.in_group;
+    }
+
+    /// Who reads a page from its start finds out whether its restarts say the truth.
+    fn check_restart(&mut self) -> Result<()> {
+        if self.restart_at == self.page.data.len() {
+            return Ok(());
+        }
+        let restart = Restart::read(&self.page.data, self.restart_at);
+        if self.at < restart.next_at {
+            return Ok(());
+        }
+        let entry = Entry { key: self.key, position: self.position };
+        let reached = Restart { entry, next_at: self.at, in_group: self.in_group };
+        if self.at == HEADER_BYTES || restart != reached {
+            return Err(corrupt("a page's restarts contradict its entries"));
+        }
+        self.restart_at += RESTART_ENTRY_BYTES;
+        Ok(())
     }
 
     /// The page that is read.
@@ -183,7 +284,7 @@ impl PageReader {
     }
 
     fn varint(&mut self) -> Result<u64> {
-        let bytes = &self.page.data[self.at..];
+        let bytes = self.page.data.get(self.at..self.page.entries_end).unwrap_or_default();
         let mut value = 0_u64;
         for (i, byte) in bytes.iter().enumerate().take(MAX_VARINT_BYTES) {
             // The tenth byte has room for one bit.
@@ -209,14 +310,18 @@ pub(super) struct PageHeader {
     pub(super) last: Entry,
 }
 
-/// Puts the header in front of `body`, in which [`HEADER_BYTES`] were left free.
-pub(super) fn seal(header: &PageHeader, mut body: Vec<u8>) -> StoredPage {
+/// Puts the header in front of `body`, in which [`HEADER_BYTES`] were left free, and the restarts behind it.
+pub(super) fn seal(header: &PageHeader, mut body: Vec<u8>, restarts: &[Restart]) -> StoredPage {
+    for restart in restarts {
+        restart.write(&mut body);
+    }
     body[0] = PAGE_VERSION;
     body[1] = header.kind as u8;
     body[6..10].copy_from_slice(&header.entries.to_be_bytes());
     body[10..18].copy_from_slice(&header.base.get().to_be_bytes());
     body[18..34].copy_from_slice(&header.first.place());
     body[34..50].copy_from_slice(&header.last.place());
+    body[50..52].copy_from_slice(&(restarts.len() as u16).to_be_bytes());
     let sum = checksum(&body);
     body[2..6].copy_from_slice(&sum.to_be_bytes());
     StoredPage { place: header.first.place(), data: body.into() }
@@ -241,6 +346,10 @@ fn be_u64(bytes: &[u8], at: usize) -> u64 {
     let mut out = [0; 8];
     out.copy_from_slice(&bytes[at..at + 8]);
     u64::from_be_bytes(out)
+}
+
+fn be_u16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
 fn be_u32(bytes: &[u8], at: usize) -> u32 {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use cairn_core::{Height, HeightRange};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
+use sha2::{Digest, Sha256};
 
 use super::*;
 
@@ -54,27 +55,20 @@ fn golden_pages() {
     let built = run(RunKind::TxId, heights(1_000, MAX_HEIGHT + 1), &txs);
     assert_eq!(hex::encode(&built.pages[0].data), GOLDEN_TXS);
     assert_eq!(entries_of(RunKind::TxId, &built.pages), Vec::from_iter(txs));
+
+    // With restarts: within a group and between groups.
+    let many = (0..900).map(|n| (7 + n / 600 * 3 + n / 700 * n, 10 + n, 0)).collect();
+    let built = run(RunKind::LogTerm, heights(10, 910), &many);
+    assert_eq!(built.pages.len(), 1);
+    let end = built.pages[0].data.len();
+    assert_eq!(hex::encode(&built.pages[0].data[end - 36..]), GOLDEN_RESTARTS);
+    assert_eq!(hex::encode(Sha256::digest(&built.pages[0].data)), GOLDEN_RESTARTS_PAGE);
 }
 
-const GOLDEN_TERMS: &str = concat!(
-    "0103911922db00000004",
-    "00000000000003e8",
-    "010203040506070800000000000003e8",
-    "f1020304050607080000000000000513",
-    "000101d404",
-    "8080808080808080f001d604",
-);
-const GOLDEN_TXS: &str = concat!(
-    "0102a7b1a8cc00000005",
-    "00000000000003e8",
-    "0000000000000000000000003e800000",
-    "ffffffffffffffff7fffffffffffffff",
-    "000000",
-    "050103",
-    "01c801",
-    "0401",
-    "faffffffffffffffff01aef0ffffffff03ffff3f",
-);
+const GOLDEN_TERMS: &str = "0103c9b6ee140000000400000000000003e8010203040506070800000000000003e8f10203040506070800000000000005130000000101d4048080808080808080f001d604";
+const GOLDEN_TXS: &str = "0102a5076e300000000500000000000003e80000000000000000000000003e800000ffffffffffffffff7fffffffffffffff000000000005010301c8010401faffffffffffffffff01aef0ffffffff03ffff3f";
+const GOLDEN_RESTARTS: &str = "000000000000000700000000000002088234000000000000033000000000000003300435";
+const GOLDEN_RESTARTS_PAGE: &str = "055d8553c30bbef7551a02badd5178579e8ea78dfb43d8b64f3c9b66ca0e562d";
 
 #[test]
 fn a_run_without_entries_has_no_pages() {
@@ -279,7 +273,7 @@ proptest! {
         let mut data = page.data.to_vec();
         let at = at.index(data.len());
         if cut { data.truncate(at) } else { data[at] ^= flip }
-        if resum && data.len() >= 50 {
+        if resum && data.len() >= 52 {
             let mut sum = crc32fast::Hasher::new();
             sum.update(&data[..2]);
             sum.update(&data[6..]);
@@ -301,7 +295,7 @@ proptest! {
 
     #[test]
     fn strangers_bytes_never_panic(kind in kinds(), place in any::<[u8; 16]>(), mut data in vec(any::<u8>(), 0..200)) {
-        if data.len() >= 50 {
+        if data.len() >= 52 {
             data[0] = page::PAGE_VERSION;
             data[1] = kind as u8;
             data[18..34].copy_from_slice(&place);
