@@ -159,6 +159,29 @@ mod tests {
         assert_eq!(merged(next_merge(&runs(2, 0, 10, 100), Some(Height(999)), None)), Some((0, 1_000, 3)));
     }
 
+    /// During a long backfill no block that is stored is known to be final: the source's finalised block lies far above.
+    #[test]
+    fn a_backfill_without_a_finalised_block_is_merged_all_the_same() {
+        let (batch, batches) = (32, 5_000);
+        let mut live: Vec<RunInfo> = Vec::new();
+        for n in 0..batches {
+            live.extend(runs(0, n * batch, 1, batch));
+            let tip = Some(Height((n + 1) * batch - 1));
+            while let Some(plan) = next_merge(&live, tip, None) {
+                let at = live.iter().position(|run| *run == plan.inputs[0]).expect("an input");
+                let result =
+                    RunInfo { heights: plan.heights, level: plan.level, id: 1_000_000 + n, ..plan.inputs[0] };
+                live.splice(at..at + plan.inputs.len(), [result]);
+            }
+        }
+        for level in 0..=4 {
+            let count = live.iter().filter(|run| run.level == level).count();
+            // A result of level 2 waits until it is settled.
+            assert!(count <= if level == 1 { 13 } else { 9 }, "{count} runs of level {level}");
+        }
+        assert_eq!(live.iter().map(|run| run.heights.len()).sum::<u64>(), batch * batches);
+    }
+
     #[test]
     fn full_runs_are_passed_over_and_smaller_ones_still_meet() {
         let tip = Some(Height(100_000_000));
