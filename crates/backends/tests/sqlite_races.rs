@@ -1,0 +1,89 @@
+//! Verbs and maintenance on several threads at once: a reorg cuts index runs while merges over them go on.
+#![cfg(feature = "sqlite")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cairn_backends::sqlite::{SqliteOptions, SqliteStore};
+use cairn_core::{ChainId, RawBlock, SystemClock};
+use cairn_store::suite::blocks::{Numbers, chain, fork};
+use cairn_store::{
+    AppendBatch, Dump, Maintained, PurgeProgress, RawDump, RawMaintenance, RawWriter, Rollback, StoreInfo,
+};
+
+async fn open(dir: &Path) -> SqliteStore {
+    let store = SqliteStore::open(SqliteOptions::new(dir), Arc::new(SystemClock)).await.expect("opens");
+    let info = StoreInfo { uuid: [1; 16], chain_id: ChainId(1), chain_config: Default::default() };
+    store.init(info).await.expect("init");
+    store
+}
+
+fn batch(blocks: &[RawBlock]) -> AppendBatch {
+    AppendBatch { blocks: blocks.to_vec(), ..AppendBatch::default() }
+}
+
+async fn dump_of(blocks: &[RawBlock]) -> Dump {
+    let dir = tempfile::tempdir().expect("dir");
+    let store = open(dir.path()).await;
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.append(fence, batch(blocks)).await.expect("appends");
+    store.dump().await.expect("dumps")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r09_merges_and_reorgs_meet_in_any_order() {
+    const ROUNDS: u64 = 40;
+    let dir = tempfile::tempdir().expect("dir");
+    let store = open(dir.path()).await;
+    let fence = store.acquire().await.expect("acquire").fence;
+    let ended = Arc::new(AtomicBool::new(false));
+    let maintaining = tokio::spawn({
+        let (store, ended) = (store.clone(), ended.clone());
+        async move {
+            // Small steps, so that every merge has many.
+            while !ended.load(Ordering::Acquire) {
+                store.maintain(1).await.expect("maintains");
+            }
+        }
+    });
+
+    let mut numbers = Numbers::new(9);
+    let mut stored = chain(0, 25, 0);
+    for block in &stored {
+        store.append(fence, batch(std::slice::from_ref(block))).await.expect("appends");
+    }
+    for round in 1..=ROUNDS {
+        let depth = 1 + numbers.below(20);
+        let common = stored.len() as u64 - 1 - depth;
+        let decided =
+            Rollback { common: stored[common as usize].block_ref(), max_depth: 100, decided_at_ms: 1 };
+        store.rollback(fence, decided).await.expect("rolls back");
+        while store.purge_step(fence, 1 + numbers.below(8)).await.expect("purges") != PurgeProgress::Done {}
+        stored = fork(&stored, common, depth + numbers.below(4), round);
+        for blocks in stored[common as usize + 1..].chunks(1 + numbers.below(3) as usize) {
+            store.append(fence, batch(blocks)).await.expect("appends");
+        }
+    }
+    ended.store(true, Ordering::Release);
+    maintaining.await.expect("maintenance ends");
+    let mut steps = 0;
+    while store.maintain(1 << 20).await.expect("maintains") == Maintained::More {
+        steps += 1;
+        assert!(steps < 10_000, "maintenance never comes to rest");
+    }
+    let (ours, clean) = (store.dump().await.expect("dumps"), dump_of(&stored).await);
+    assert_eq!(ours.first_difference(&clean), None);
+
+    drop(store);
+    let conn = rusqlite::Connection::open(dir.path().join("raw.sqlite")).expect("opens");
+    let overlaps: i64 = conn
+        .query_row(
+            "SELECT count(*) FROM runs a JOIN runs b ON a.kind = b.kind AND a.id < b.id \
+             AND a.from_height < b.to_height AND b.from_height < a.to_height WHERE a.state = 0 AND b.state = 0",
+            [],
+            |row| row.get(0),
+        )
+        .expect("counts");
+    assert_eq!(overlaps, 0, "a height is in two runs");
+}
