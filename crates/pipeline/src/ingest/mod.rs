@@ -336,9 +336,14 @@ impl Ingester {
             () = fetching => appending.await,
         }?;
         match ended {
-            Appended::All | Appended::Stopped => Ok(Turn::Moved),
+            // Where blocks build on our tip, whoever told another story has not told it in a row.
+            Appended::All | Appended::Stopped => {
+                session.suspicion = None;
+                Ok(Turn::Moved)
+            }
             Appended::NotYet { height, moved } => {
                 if moved {
+                    session.suspicion = None;
                     return Ok(Turn::Moved);
                 }
                 Ok(Turn::Unsettled(format!("height {height} was announced, the node does not have it yet")))
