@@ -27,8 +27,8 @@ const CATCH_UP: Duration = Duration::from_secs(60);
 /// "Exits in seconds."
 const SIGTERM_LIMIT: Duration = Duration::from_secs(5);
 
-/// The tests' blocks come faster than a chain's.
-const POLL: &[&str] = &["--poll-ms", "100"];
+/// Blocks come faster than on a chain of the world, and finality is the node's, so that answers can be the same.
+pub const FOLLOW: &[&str] = &["--poll-ms", "100", "--finality", "tag"];
 
 /// Fields in which anvil's answers are its own.
 const ANVIL_ALLOWED: &[Allowed] = &[WILDCARD_TOPICS, NO_FORK_SCHEDULE, ANVIL_FEE_HISTORY];
@@ -218,7 +218,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             traffic.block(5).await?;
         }
     }
-    let mut process = run.cairn.run(&run.node.url, POLL)?;
+    let mut process = run.cairn.run(&run.node.url, FOLLOW)?;
     let caught_up = report.case("catches up with a node and says that it is ready", async {
         run.follow().await?;
         run.cairn.wait_ready(CATCH_UP).await
@@ -360,7 +360,7 @@ async fn kill_and_restart(
             let websocket = run.node.url.replacen("http", "ws", 1);
             let nodes =
                 if round % 3 == 0 { format!("{},{websocket}", run.node.url) } else { run.node.url.clone() };
-            let started = next.insert(run.cairn.run(&nodes, POLL)?);
+            let started = next.insert(run.cairn.run(&nodes, FOLLOW)?);
             run.follow().await?;
             started.check_alive()
         })
@@ -368,13 +368,13 @@ async fn kill_and_restart(
     match next {
         Some(process) => Ok(process),
         None if passed => bail!("round {round}: no process"),
-        None => run.cairn.run(&run.node.url, POLL),
+        None => run.cairn.run(&run.node.url, FOLLOW),
     }
 }
 
 /// The last case: afterwards the archive and the node are on different chains.
 async fn below_finality(run: &Run) -> Result<()> {
-    let process = run.cairn.run(&run.node.url, POLL)?;
+    let process = run.cairn.run(&run.node.url, FOLLOW)?;
     run.follow().await?;
     run.cairn.wait_ready(CATCH_UP).await?;
     let rpc = run.cairn.rpc()?;
@@ -410,7 +410,7 @@ async fn blobs(options: &Options, folder: &Path, report: &mut Report) -> Result<
     let rpc = cairn.rpc()?;
     report
         .case("a block that breaks its transactions root is refused, and the check named", async {
-            let process = cairn.run(&node.url, POLL)?;
+            let process = cairn.run(&node.url, FOLLOW)?;
             wait_until("the check is named", CATCH_UP, || async {
                 Ok((!cairn.log_tail().contains("transactions-root")).then(|| cairn.log_tail()))
             })
@@ -425,7 +425,7 @@ async fn blobs(options: &Options, folder: &Path, report: &mut Report) -> Result<
         .await;
     report
         .case("the same block is stored and served under a named relaxation", async {
-            let process = cairn.run(&node.url, &[POLL, &["--relax", "transactions-root"]].concat())?;
+            let process = cairn.run(&node.url, &[FOLLOW, &["--relax", "transactions-root"]].concat())?;
             cairn.wait_head(&node.rpc, CATCH_UP).await?;
             let mut found = Report::default();
             compare::everything(&node.rpc, &rpc, 0, 3, BLOBS_ALLOWED, false, &mut found).await?;

@@ -140,7 +140,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
     report
         .case("takes the whole chain from geth and ends by itself", async {
-            let process = cairn.run(&geth.url, &["--exit-after-head", "--traces", "--genesis", genesis])?;
+            let options = ["--exit-after-head", "--traces", "--finality", "tag", "--genesis", genesis];
+            let process = cairn.run(&geth.url, &options)?;
             let status = process.ended(LIMIT).await?;
             ensure!(status.success(), "ended with {status}; {}", cairn.log_tail());
             Ok(())
