@@ -3,6 +3,7 @@
 //! Reads in bounded pieces, one snapshot each, so it runs beside an ingester; heights that a reorg takes away meanwhile are read
 //! again. Changes nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cairn_core::{BlockId, Height, HeightRange, IndexKey, Parts, StoredBlock};
@@ -59,11 +60,28 @@ pub async fn audit(
         let mut expected = Vec::with_capacity(segment.len() as usize);
         let mut at = segment.start();
         let mut before = previous_id(store, at).await?;
+        let mut unreadable = BTreeSet::new();
+        let mut reach = segment.len();
         while at < segment.end() && report.findings.len() < max_findings {
-            let snapshot = store.snapshot().await?;
-            let blocks =
-                snapshot.blocks(HeightRange::new(at, segment.end()), Parts::all(), READ_BYTES).await?;
-            drop(snapshot);
+            let wanted = HeightRange::new(at, Height(at.get().saturating_add(reach))).intersect(segment);
+            let read = store.snapshot().await?.blocks(wanted, Parts::all(), READ_BYTES).await;
+            let blocks = match read {
+                Ok(blocks) => blocks,
+                // One of them can't be read: reach less far, until it stands alone, so that all others are checked.
+                Err(StoreError::Corrupt { .. }) if wanted.len() > 1 => {
+                    reach = wanted.len() / 2;
+                    continue;
+                }
+                Err(StoreError::Corrupt { place, what }) => {
+                    report.findings.push(Finding { height: at, problem: format!("{place}: {what}") });
+                    unreadable.insert(at);
+                    at = at.next();
+                    before = None;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            reach = reach.saturating_mul(2);
             if blocks.is_empty() {
                 report.findings.push(Finding { height: at, problem: "the block is missing".into() });
                 at = at.next();
@@ -91,7 +109,7 @@ pub async fn audit(
             }
         }
         if report.findings.len() < max_findings {
-            compare_index(store, segment, &expected, &mut report).await?;
+            compare_index(store, segment, &expected, &unreadable, &mut report).await?;
         }
     }
     report.findings.truncate(max_findings);
@@ -181,10 +199,19 @@ async fn compare_index(
     store: &Arc<dyn RawReader>,
     segment: HeightRange,
     expected: &[IndexFingerprint],
+    unreadable: &BTreeSet<Height>,
     report: &mut AuditReport,
 ) -> Result<(), StoreError> {
-    let actual = store.snapshot().await?.index_fingerprints(segment).await?;
-    let mut actual = actual.into_iter().peekable();
+    let actual = match store.snapshot().await?.index_fingerprints(segment).await {
+        Ok(actual) => actual,
+        Err(StoreError::Corrupt { place, what }) => {
+            report.findings.push(Finding { height: segment.start(), problem: format!("{place}: {what}") });
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    // What belongs to a block that can't be read isn't known.
+    let mut actual = actual.into_iter().filter(|found| !unreadable.contains(&found.height)).peekable();
     for want in expected {
         while let Some(extra) = actual.next_if(|found| found.height < want.height) {
             let problem = format!("index: {} entries of a block that is not stored", extra.entries);
