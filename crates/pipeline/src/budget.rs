@@ -4,9 +4,13 @@
 //! released when they are committed. A new fetch waits while the budget is used up, except where nothing is in flight:
 //! one block larger than the whole budget still passes, alone.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
+
+/// No block is expected to take less.
+const MIN_BLOCK_BYTES: u64 = 1 << 10;
 
 /// The budget; clones share it.
 #[derive(Debug, Clone)]
@@ -19,6 +23,8 @@ struct Inner {
     limit_bytes: u64,
     used_bytes: Mutex<u64>,
     released: Notify,
+    /// What the next block is expected to take; 0 before any was seen.
+    expected_block_bytes: AtomicU64,
 }
 
 /// A part of the budget, given back when dropped.
@@ -31,8 +37,26 @@ pub struct Reservation {
 impl ByteBudget {
     /// A budget of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Self {
-        let inner = Inner { limit_bytes, used_bytes: Mutex::new(0), released: Notify::new() };
+        let inner = Inner {
+            limit_bytes,
+            used_bytes: Mutex::new(0),
+            released: Notify::new(),
+            expected_block_bytes: AtomicU64::new(0),
+        };
         ByteBudget { inner: Arc::new(inner) }
+    }
+
+    /// A careful guess of what the next block takes: follows growth at once, forgets slowly. `None` before any was seen.
+    pub fn expected_block_bytes(&self) -> Option<u64> {
+        Some(self.inner.expected_block_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
+    /// Blocks of these sizes came.
+    pub fn learn(&self, sizes_bytes: impl Iterator<Item = u64>) {
+        let before = self.inner.expected_block_bytes.load(Ordering::Relaxed);
+        let expected = sizes_bytes
+            .fold(before, |expected, size| size.max(expected - expected / 16).max(MIN_BLOCK_BYTES));
+        self.inner.expected_block_bytes.store(expected, Ordering::Relaxed);
     }
 
     /// Waits until `expected_bytes` fit, or nothing else is reserved.
@@ -90,6 +114,21 @@ impl Drop for Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn expectations_follow_growth_at_once_and_forget_slowly() {
+        let budget = ByteBudget::new(100);
+        assert_eq!(budget.expected_block_bytes(), None);
+        budget.learn([10].into_iter());
+        assert_eq!(budget.expected_block_bytes(), Some(MIN_BLOCK_BYTES));
+        budget.learn([5_000, 1 << 20].into_iter());
+        assert_eq!(budget.expected_block_bytes(), Some(1 << 20));
+        budget.learn(std::iter::repeat_n(5_000, 10));
+        let after_ten = budget.expected_block_bytes().expect("known");
+        assert!((500 << 10..600 << 10).contains(&after_ten), "{after_ten}");
+        budget.learn(std::iter::empty());
+        assert_eq!(budget.expected_block_bytes(), Some(after_ten));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn i11_one_giant_passes_alone_and_others_wait() {

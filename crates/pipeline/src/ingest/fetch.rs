@@ -1,7 +1,8 @@
 //! Fetching a range of heights ahead of the commits, in order, within the byte budget.
 //!
 //! Ordering: pieces come out in height order, whatever order the source answers in. Back-pressure: a new piece is
-//! asked for only when its expected size fits the budget; what was fetched counts until it is committed. Shutdown: dropping the
+//! asked for only when its expected size fits the budget; what was fetched counts until it is committed. Before any block was seen
+//! nothing can be expected, so the first one is fetched alone. Shutdown: dropping the
 //! future drops every request in flight.
 
 use std::sync::Arc;
@@ -13,9 +14,6 @@ use futures::stream::FuturesOrdered;
 use tokio::sync::mpsc;
 
 use crate::budget::{ByteBudget, Reservation};
-
-/// What a block is expected to take before any was seen, in bytes.
-const FIRST_GUESS_BYTES: u64 = 128 << 10;
 
 /// Blocks of one piece, in order, and why there are no more if there are none.
 #[derive(Debug)]
@@ -49,25 +47,27 @@ pub async fn fetch_in_order(
     pieces: mpsc::UnboundedSender<Piece>,
 ) {
     let mut next = range.start();
-    let mut expected = ExpectedSize { block_bytes: FIRST_GUESS_BYTES };
     let mut in_flight = FuturesOrdered::new();
     loop {
-        let may_start = next < range.end() && in_flight.len() < in_flight_limit.max(1);
+        let expected_bytes = budget.expected_block_bytes();
+        let limit = if expected_bytes.is_some() { in_flight_limit.max(1) } else { 1 };
+        let may_start = next < range.end() && in_flight.len() < limit;
         if !may_start && in_flight.is_empty() {
             return;
         }
-        let heights = source.preferred_heights().max(1);
+        let heights = if expected_bytes.is_some() { source.preferred_heights().max(1) } else { 1 };
+        let expected_bytes = expected_bytes.unwrap_or_default().saturating_mul(heights);
         tokio::select! {
             biased;
             Some(piece) = in_flight.next() => {
                 let piece: Piece = piece;
-                expected.learn(&piece.blocks);
+                budget.learn(piece.blocks.iter().map(RawBlock::size_bytes));
                 let whole = matches!(piece.end, PieceEnd::Whole);
                 if pieces.send(piece).is_err() || !whole {
                     return;
                 }
             }
-            reservation = budget.reserve(expected.of(heights)), if may_start => {
+            reservation = budget.reserve(expected_bytes), if may_start => {
                 let piece = HeightRange::new(next, Height(next.get().saturating_add(heights)).min(range.end()));
                 next = piece.end();
                 in_flight.push_back(fetch_piece(source.clone(), piece, reservation));
@@ -98,21 +98,4 @@ async fn fetch_piece(
     };
     reservation.resize(blocks.iter().map(RawBlock::size_bytes).sum());
     Piece { blocks, reservation, end }
-}
-
-/// A careful guess of what a block takes: follows growth at once, forgets slowly.
-struct ExpectedSize {
-    block_bytes: u64,
-}
-
-impl ExpectedSize {
-    fn of(&self, heights: u64) -> u64 {
-        self.block_bytes.saturating_mul(heights)
-    }
-
-    fn learn(&mut self, blocks: &[RawBlock]) {
-        for block in blocks {
-            self.block_bytes = block.size_bytes().max(self.block_bytes - self.block_bytes / 16).max(1 << 10);
-        }
-    }
 }

@@ -82,8 +82,16 @@ impl Ingester {
         let missing = stop_exclusive.since(tip.height.next());
         tracing::debug!(%stop_exclusive, missing, workers = fill.workers, "filling ahead");
         let joined = tokio::sync::Mutex::new(());
-        let workers = (0..fill.workers.max(1))
-            .map(|worker| self.fill_worker(session.fence, fill, worker, stop_exclusive, &joined, shutdown));
+        // The first failure ends all: what lies above a seam that doesn't link may have to be thrown away.
+        let enough = shutdown.child_token();
+        let (head_fence, joined, stop) = (session.fence, &joined, &enough);
+        let workers = (0..fill.workers.max(1)).map(|worker| async move {
+            let done = self.fill_worker(head_fence, fill, worker, stop_exclusive, joined, stop).await;
+            if done.is_err() {
+                stop.cancel();
+            }
+            done
+        });
         let mut worked = false;
         let mut broken_seam = None;
         for result in join_all(workers).await {
@@ -238,6 +246,7 @@ impl Ingester {
 }
 
 /// The place and the words of a seam that doesn't link; any other error stays one.
+#[expect(clippy::result_large_err, reason = "called where a turn ends, not where speed matters")]
 fn seam(error: IngestError) -> Result<(Height, String), IngestError> {
     match error {
         IngestError::Store(StoreError::DoesNotLink { first, parent_id, expected }) => {

@@ -87,7 +87,9 @@ impl Ingester {
                 Ok(Turn::Unsettled("the node's answers came from two forks".into()))
             }
             Walk::Common { common, next: Some(next) } => {
-                let needed = if latest.height > tip.height { 1 } else { self.options.confirmations.max(1) };
+                // One telling is enough where all of it hangs together, from the announced head down.
+                let whole_story = (1..=WALK_CHUNK_HEIGHTS).contains(&latest.height.since(tip.height));
+                let needed = if whole_story { 1 } else { self.options.confirmations.max(1) };
                 let told = self.told(session, Story::Fork { common, first: next.block.id });
                 if told < needed {
                     return Ok(Turn::Unsettled(format!(

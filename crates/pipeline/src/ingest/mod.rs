@@ -5,13 +5,14 @@
 //! between turns that matters for correctness: a process killed anywhere goes on from the head row.
 //!
 //! Atomicity: blocks, lookups and the head commit together in the store's verbs. Back-pressure: [`fetch`] keeps within a byte
-//! budget. Shutdown: the commit in progress is finished, fetches are dropped. Raw first (law 1): nothing here waits for a
+//! budget. Shutdown: the commit in progress is finished, fetches are dropped ([`stop`]). Raw first (law 1): nothing here waits for a
 //! reader or a worker.
 
 mod fetch;
 mod fill;
 mod fork;
 mod options;
+mod stop;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use self::fetch::{Piece, PieceEnd, fetch_in_order};
 use self::fill::FillTurn;
 use self::fork::Suspicion;
 pub use self::options::{FillOptions, IngestOptions};
+use self::stop::UntilStopped;
 use crate::IngestError;
 use crate::backoff::Backoff;
 use crate::budget::ByteBudget;
@@ -104,9 +106,11 @@ impl Ingester {
 
     /// Runs until it is told to stop, its work is done, or it must halt. The status board says what it is doing, also at the end.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<Finished, IngestError> {
+        let source = Arc::new(UntilStopped::new(self.source.clone(), shutdown.clone()));
+        let stoppable = Ingester { source, ..self.clone() };
         let result = tokio::select! {
             biased;
-            result = self.drive(&shutdown) => result,
+            result = stoppable.drive(&shutdown) => result,
             error = self.maintain() => Err(error),
         };
         match &result {
@@ -145,6 +149,8 @@ impl Ingester {
                     self.status.state(IngestState::Waiting(reason));
                     Some(Duration::from_millis(self.options.poll_ms))
                 }
+                // What was asked of the source when the stop came was dropped.
+                Err(error) if error.kind().is_retryable() && shutdown.is_cancelled() => break,
                 Err(error) if error.kind().is_retryable() => {
                     let pause = backoff.next_pause();
                     let pause_ms = pause.as_millis() as u64;
@@ -311,6 +317,8 @@ impl Ingester {
             IngestState::Following
         });
         let last = match head.tip {
+            // Ranges are filled above a first block: that one is stored by itself.
+            None if self.options.fill.is_some() => next,
             None => target_inclusive,
             Some(tip) => match self.fill_ahead(session, tip, heads, target_inclusive, shutdown).await? {
                 FillTurn::Did(turn) => return Ok(turn),
