@@ -423,15 +423,10 @@ async fn blobs(options: &Options, folder: &Path, report: &mut Report) -> Result<
             process.terminate(SIGTERM_LIMIT).await.map(drop)
         })
         .await;
-    report
-        .case("the same block is stored and served under a named relaxation", async {
-            let process = cairn.run(&node.url, &[FOLLOW, &["--relax", "transactions-root"]].concat())?;
-            cairn.wait_head(&node.rpc, CATCH_UP).await?;
-            let mut found = Report::default();
-            compare::everything(&node.rpc, &rpc, 0, 3, BLOBS_ALLOWED, false, &mut found).await?;
-            ensure!(found.finish() == ExitCode::SUCCESS, "answers differ");
-            process.terminate(SIGTERM_LIMIT).await.map(drop)
-        })
-        .await;
-    Ok(())
+    let process = cairn.run(&node.url, &[FOLLOW, &["--relax", "transactions-root"]].concat())?;
+    let stored = cairn.wait_head(&node.rpc, CATCH_UP);
+    if report.case("the same block is stored and served under a named relaxation", stored).await {
+        compare::everything(&node.rpc, &rpc, 0, 3, BLOBS_ALLOWED, false, report).await?;
+    }
+    process.terminate(SIGTERM_LIMIT).await.map(drop)
 }
