@@ -1,0 +1,212 @@
+//! Commands that come to an end: help, configuration, import, verify, and what they refuse.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use rusqlite::Connection;
+use serde_json::json;
+use support::*;
+
+const COMMANDS: [&str; 7] = ["run", "demo", "import", "serve", "status", "verify", "config"];
+
+#[test]
+fn every_command_explains_itself() {
+    let dir = tempfile::tempdir().expect("dir");
+    let all = end_of(cairn(dir.path()).arg("--help")).well();
+    for command in COMMANDS {
+        assert!(all.contains(&format!("\n  {command} ")), "`{command}` is listed:\n{all}");
+        let help = end_of(cairn(dir.path()).args([command, "--help"])).well();
+        assert!(help.contains("Usage: cairn") && help.contains("--data <DIR>"), "{command}: {help}");
+    }
+    assert!(end_of(cairn(dir.path()).arg("--version")).well().starts_with("cairn "));
+    let words = end_of(cairn(dir.path()).arg("rnu")).badly();
+    assert!(words.contains("rnu"), "{words}");
+    let left = fs::read_dir(dir.path()).expect("reads").count();
+    assert_eq!(left, 0, "nothing was made");
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let dir = tempfile::tempdir().expect("dir");
+    fs::write(dir.path().join("cairn.toml"), "[ingest]\npoll_ms = 100\nbudget_mib = 10\nfrom = 7\n")
+        .expect("writes");
+    let mut command = cairn(dir.path());
+    command
+        .env("CAIRN_INGEST__POLL_MS", "200")
+        .env("CAIRN_INGEST__BUDGET_MIB", "20")
+        .env("MAX_REORG_DEPTH", "77");
+    let shown = end_of(command.args(["config", "--poll-ms", "300"])).well();
+    for line in ["poll_ms = 300", "budget_mib = 20", "from = 7", "max_reorg_depth = 77"] {
+        assert!(shown.contains(line), "{line}:\n{shown}");
+    }
+    // What it prints can be used as a file, and says the same.
+    fs::write(dir.path().join("printed.toml"), &shown).expect("writes");
+    let again = end_of(cairn(dir.path()).args(["--config", "printed.toml", "config"])).well();
+    assert_eq!(again, shown);
+}
+
+#[test]
+fn unknown_keys_and_contradictions_are_errors_that_name_them() {
+    let dir = tempfile::tempdir().expect("dir");
+    fs::write(dir.path().join("wrong.toml"), "[ingest]\nfrmo = 7\n").expect("writes");
+    let words = end_of(cairn(dir.path()).args(["--config", "wrong.toml", "config"])).badly();
+    assert!(words.contains("frmo"), "{words}");
+    let words = end_of(cairn(dir.path()).env("CAIRN_SERVE__LISTNE", "127.0.0.1:1").arg("config")).badly();
+    assert!(words.contains("listne"), "{words}");
+    let words = end_of(cairn(dir.path()).args(["--config", "absent.toml", "config"])).badly();
+    assert!(words.contains("absent.toml"), "{words}");
+    for (flags, name) in [
+        (["--finality", "depth:x"], "depth:x"),
+        (["--relax", "everything"], "everything"),
+        (["--poll-ms", "0"], "poll_ms"),
+        (["--max-reorg-depth", "0"], "max_reorg_depth"),
+        (["--rpc", "ftp://host"], "ftp://host"),
+        (["--rpc-listen", "127.0.0.1:8080"], "8080"),
+    ] {
+        let words = end_of(cairn(dir.path()).arg("config").args(flags)).badly();
+        assert!(words.contains(name), "{flags:?}: {words}");
+    }
+    let words = end_of(cairn(dir.path()).args(["config", "--from", "10", "--to", "9"])).badly();
+    assert!(words.contains("--to 9"), "{words}");
+    let words = end_of(cairn(dir.path()).arg("run")).badly();
+    assert!(words.contains("--rpc"), "it says what to do: {words}");
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let dir = tempfile::tempdir().expect("dir");
+    let args = [
+        "--rpc",
+        "https://user:S3CRET@127.0.0.1:9/v2/S3CRET?key=S3CRET,ws://127.0.0.1:9/S3CRET",
+        "--upstream",
+        "http://127.0.0.1:9/S3CRET",
+    ];
+    let shown = end_of(cairn(dir.path()).arg("config").args(args)).well();
+    assert!(shown.contains("https://127.0.0.1:9/…") && !shown.contains("S3CRET"), "{shown}");
+    // Nor where the node can't be reached.
+    let ended = end_of(cairn(dir.path()).args(["--log", "trace", "config"]).args(args));
+    assert!(!ended.err.contains("S3CRET"), "{}", ended.err);
+    let words = end_of(cairn(dir.path()).args(["config", "--rpc", "htp://127.0.0.1/S3CRET"])).badly();
+    assert!(!words.contains("S3CRET"), "{words}");
+}
+
+#[test]
+fn a_directory_without_an_archive_is_said_so_and_left_alone() {
+    let dir = tempfile::tempdir().expect("dir");
+    for command in ["status", "verify", "serve"] {
+        let words = end_of(cairn(dir.path()).args([command, "--data", "nothing"])).badly();
+        assert!(words.contains("no archive in nothing"), "{command}: {words}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).expect("reads").count(), 0);
+}
+
+/// Imports the public suite's chain. `None` where the suite isn't there.
+fn imported(dir: &Path) -> Option<String> {
+    let suite = suite()?;
+    let mut command = cairn(dir);
+    command.args(["import", "--data", "archive"]);
+    for (flag, file) in
+        [("--chain", "chain.rlp"), ("--receipts", "receipts.json.gz"), ("--genesis", "genesis.json")]
+    {
+        command.arg(flag).arg(suite.join(file));
+    }
+    Some(end_of(&mut command).well())
+}
+
+fn sql<T>(dir: &Path, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> T {
+    let conn = Connection::open(dir.join("archive/raw.sqlite")).expect("opens");
+    work(&conn).expect("runs")
+}
+
+#[test]
+fn i06_verify_is_clean_after_an_import_and_names_every_damaged_block() {
+    let dir = tempfile::tempdir().expect("dir");
+    let Some(said) = imported(dir.path()) else { return };
+    assert!(said.contains("imported 55 blocks") || said.contains("imported 54 blocks"), "{said}");
+    let clean = verify_clean(dir.path(), "archive");
+    let before = status(dir.path(), "archive");
+    assert_eq!(before["gaps"], json!([]));
+    assert!(imported(dir.path()).expect("is there").contains("imported 0 blocks"), "again is a no-op");
+    assert_eq!(status(dir.path(), "archive")["checkpoint"], before["checkpoint"]);
+
+    // One byte of one block's receipts, the transactions of another, and the header of a third.
+    let damaged = sql(dir.path(), |conn| {
+        let mut found = conn.prepare(
+            "SELECT receipts.height FROM receipts JOIN transactions USING (height) WHERE length(receipts.data) > 200 ORDER BY height",
+        )?;
+        let heights: Vec<i64> = found.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+        let (receipts, rows, header) = (heights[1], heights[3], heights[5]);
+        let mut data: Vec<u8> =
+            conn.query_row("SELECT data FROM receipts WHERE height = ?1", [receipts], |row| row.get(0))?;
+        let middle = data.len() / 2;
+        data[middle] ^= 1;
+        conn.execute("UPDATE receipts SET data = ?1 WHERE height = ?2", (data, receipts))?;
+        conn.execute("DELETE FROM transactions WHERE height = ?1", [rows])?;
+        // A header that can be read and is another block's.
+        conn.execute(
+            "UPDATE blocks SET header = (SELECT header FROM blocks WHERE height = 1) WHERE height = ?1",
+            [header],
+        )?;
+        Ok([receipts, rows, header])
+    });
+    let ended = end_of(cairn(dir.path()).args(["verify", "--data", "archive"]));
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let named: Vec<&str> = ended.out.lines().filter(|line| line.starts_with("height ")).collect();
+    for height in damaged {
+        let found = named.iter().any(|line| line.starts_with(&format!("height {height}: ")));
+        assert!(found, "height {height} is named:\n{}", ended.out);
+    }
+    assert_eq!(named.len(), 3, "and no other:\n{}", ended.out);
+    assert!(clean.contains(" blocks, ") && ended.out.contains("3 problems"), "{}", ended.out);
+
+    // A range beside the damage is good; one that isn't stored is an error.
+    let last = damaged.iter().max().expect("three") + 1;
+    let text = end_of(cairn(dir.path()).args(["verify", "--data", "archive", &format!("{last}..")])).well();
+    assert!(text.contains("all good"), "{text}");
+    let words = end_of(cairn(dir.path()).args(["verify", "--data", "archive", "9000..9001"])).badly();
+    assert!(words.contains("not all stored"), "{words}");
+
+    // What is damaged is never served as an empty answer.
+    let server = Service::start(cairn(dir.path()).args(["serve", "--data", "archive"]));
+    let block = format!("{:#x}", damaged[0]);
+    let error = server.call("eth_getBlockReceipts", json!([block])).expect_err("an error");
+    assert!(error["code"].is_i64(), "{error}");
+    let whole = format!("{last:#x}");
+    assert!(server.call("eth_getBlockReceipts", json!([whole])).expect("answers").is_array());
+    assert!(server.stop().0.success());
+}
+
+#[test]
+fn x03_an_unknown_schema_is_refused_by_every_command_and_left_alone() {
+    let dir = tempfile::tempdir().expect("dir");
+    let demo = [
+        "demo",
+        "--data",
+        "archive",
+        "--blocks",
+        "20",
+        "--exit-after-head",
+        "--rpc-listen",
+        "127.0.0.1:0",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    end_of(cairn(dir.path()).args(demo)).well();
+    verify_clean(dir.path(), "archive");
+    sql(dir.path(), |conn| conn.pragma_update(None, "user_version", 99));
+    let bytes = fs::read(dir.path().join("archive/raw.sqlite")).expect("reads");
+    for args in [
+        &demo[..],
+        &["serve", "--data", "archive"],
+        &["status", "--data", "archive"],
+        &["verify", "--data", "archive"],
+    ] {
+        let words = end_of(cairn(dir.path()).args(args)).badly();
+        assert!(words.contains("schema is version 99") && words.contains("newer cairn"), "{args:?}: {words}");
+    }
+    assert!(fs::read(dir.path().join("archive/raw.sqlite")).expect("reads") == bytes, "nothing was changed");
+    sql(dir.path(), |conn| conn.pragma_update(None, "user_version", 1));
+    verify_clean(dir.path(), "archive");
+}

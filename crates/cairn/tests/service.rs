@@ -1,0 +1,297 @@
+//! The service: killed, stopped, starved, locked out; and what it answers meanwhile.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_backends::sqlite::{SqliteOptions, SqliteStore};
+use cairn_core::{Height, SystemClock};
+use cairn_source::evm::synthetic::{ForkId, SyntheticChain, SyntheticOptions};
+use cairn_store::memory::MemoryStore;
+use cairn_store::suite::blocks::Numbers;
+use cairn_store::{AppendBatch, RawDump, RawReader, RawWriter, StoreInfo};
+use serde_json::{Value, json};
+use support::node::MockNode;
+use support::*;
+
+const FREE_PORTS: [&str; 4] = ["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"];
+
+/// `cairn demo` on a chain with a history of `blocks`.
+fn demo(dir: &Path, blocks: u64, block_time_ms: u64) -> Command {
+    let mut command = cairn(dir);
+    command.args(["demo", "--data", "archive", "--seed", "7", "--blocks", &blocks.to_string()]);
+    command.args(["--block-time-ms", &block_time_ms.to_string()]);
+    command
+}
+
+/// `cairn run` from a node.
+fn run(dir: &Path, node: &MockNode) -> Command {
+    let mut command = cairn(dir);
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+    command
+}
+
+#[test]
+fn x02_killed_at_any_moment_the_archive_is_whole_and_goes_on() {
+    const BLOCKS: u64 = 300;
+    let dir = tempfile::tempdir().expect("dir");
+    let mut numbers = Numbers::new(0x5eed);
+    let mut heights = Vec::new();
+    for round in 0..10 {
+        let mut command = demo(dir.path(), BLOCKS, 40);
+        let mut child =
+            command.args(FREE_PORTS).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("starts");
+        std::thread::sleep(Duration::from_millis(60 + numbers.below(900)));
+        assert!(child.try_wait().expect("can be asked").is_none(), "round {round}: it ended by itself");
+        if round % 2 == 0 {
+            child.kill().expect("is killed");
+            child.wait().expect("ends");
+        } else {
+            terminate(&child);
+            let ended = wait(&mut child, Duration::from_secs(5));
+            let ended = ended.expect("it ends within seconds after SIGTERM");
+            // A signal before it was ready for one ends it at once.
+            assert!(ended.success() || ended.code().is_none(), "{ended}");
+        }
+        let shown = end_of(cairn(dir.path()).args(["status", "--json", "--data", "archive"]));
+        if !shown.status.success() {
+            assert!(heights.is_empty(), "round {round}: what was there is gone: {shown:?}");
+            continue;
+        }
+        let shown: Value = serde_json::from_str(&shown.out).expect("JSON");
+        assert_eq!(shown["gaps"], json!([]), "round {round}");
+        if let Some(tip) = shown["checkpoint"]["height"].as_u64() {
+            assert_eq!(shown["first"], json!(0));
+            let before = heights.last().copied().unwrap_or(0);
+            // A reorg that was under way may have lowered it.
+            assert!(tip + 10 > before, "round {round}: from {before} back to {tip}");
+            heights.push(tip);
+            verify_clean(dir.path(), "archive");
+        }
+    }
+    assert!(heights.last().is_some_and(|tip| *tip >= BLOCKS), "{heights:?}");
+
+    // To a head that stays, and then it is what an undisturbed run makes.
+    let end = BLOCKS + 150;
+    end_of(demo(dir.path(), end, 40).args(FREE_PORTS).arg("--exit-after-head")).well();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let options =
+            SqliteOptions { snapshot_max_ms: None, ..SqliteOptions::read_only(dir.path().join("archive")) };
+        let store = SqliteStore::open(options, Arc::new(SystemClock)).await.expect("opens");
+        let head = store.snapshot().await.expect("reads").head().clone();
+        let chain = SyntheticChain::new(SyntheticOptions { seed: 7, ..SyntheticOptions::default() });
+        let clean = MemoryStore::new(Arc::new(SystemClock));
+        let info = StoreInfo { uuid: [1; 16], chain_id: chain.chain_id(), chain_config: Default::default() };
+        clean.init(info).await.expect("is made");
+        let fence = clean.acquire().await.expect("acquires").fence;
+        let blocks = (0..=end).map(|height| (*chain.block(ForkId::MAIN, Height(height))).clone()).collect();
+        let batch = AppendBatch { blocks, finalized: head.finalized, safe: None };
+        clean.append(fence, batch).await.expect("appends");
+        let (dump, want) = (store.dump().await.expect("dumps"), clean.dump().await.expect("dumps"));
+        assert_eq!(dump.first_difference(&want), None);
+    });
+}
+
+#[test]
+fn x01_a_frozen_source_shows_and_reads_go_on() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 30);
+    let mut service = Service::start(run(dir.path(), &node).env("CAIRN_HEALTH__MAX_AGE_S", "1"));
+    service.until("height 30", |service| service.height() == Some(30));
+    // While the chain grows it is ready.
+    let mut head = 30;
+    service.until("it is ready", |service| {
+        head += 1;
+        node.state().head = head;
+        std::thread::sleep(Duration::from_millis(60));
+        service.ready().0 == 200
+    });
+    assert_eq!(service.ready().1["state"], "ready");
+
+    // The node answers, and its head stands still.
+    service.until("503", |service| service.ready().0 == 503);
+    let (_, report) = service.ready();
+    assert_eq!(report["state"], "chain_stalled", "{report}");
+    assert!(report["reason"].as_str().expect("text").contains("has not moved"), "{report}");
+    assert_eq!(service.get("/livez").0, 200);
+
+    // The node is silent.
+    node.state().hangs = true;
+    service.until("stale", |service| service.ready().1["state"] == "stale");
+    let (status, report) = service.ready();
+    assert_eq!(status, 503);
+    assert!(report["reason"].as_str().expect("text").contains("silent"), "{report}");
+    assert_eq!(service.get("/livez").0, 200);
+    assert_eq!(service.height(), Some(head), "reads still work");
+    let block = service.call("eth_getBlockByNumber", json!(["latest", false])).expect("answers");
+    assert_eq!(quantity(&block["number"]), Some(head));
+    let metrics = service.get("/metrics").1;
+    assert!(metrics.contains(&format!("cairn_ingest_tip_height {head}")), "{metrics}");
+
+    // It comes back by itself.
+    node.state().hangs = false;
+    service.until("it is ready again", |service| {
+        head += 1;
+        node.state().head = head;
+        std::thread::sleep(Duration::from_millis(60));
+        service.ready().0 == 200
+    });
+
+    // And stops in seconds while the node hangs.
+    node.state().hangs = true;
+    std::thread::sleep(Duration::from_millis(300));
+    let (ended, took) = service.stop();
+    assert!(ended.success(), "{ended}");
+    assert!(took < Duration::from_secs(5), "it took {took:?}");
+    verify_clean(dir.path(), "archive");
+}
+
+#[test]
+fn x01_a_node_that_is_far_ahead_shows_as_lag() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 20);
+    let mut service = Service::start(run(dir.path(), &node).env("CAIRN_HEALTH__MAX_LAG_HEIGHTS", "5"));
+    service.until("height 20", |service| service.height() == Some(20));
+    service.until("it is ready", |service| service.ready().0 == 200);
+    // Announced and not given.
+    node.state().nulls = (21..=40).map(|height| (height, usize::MAX)).collect();
+    node.state().head = 40;
+    service.until("503", |service| service.ready().0 == 503);
+    let (_, report) = service.ready();
+    assert_eq!(report["state"], "lagging_blocks", "{report}");
+    assert!(report["reason"].as_str().expect("text").contains("20 blocks behind"), "{report}");
+    assert_eq!(service.height(), Some(20));
+    node.state().nulls.clear();
+    service.until("height 40", |service| service.height() == Some(40));
+    service.until("it is ready", |service| service.ready().0 == 200);
+}
+
+#[test]
+fn e01_an_announced_block_that_is_null_at_first_is_one_stored_block() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 99);
+    let mut service = Service::start(&mut run(dir.path(), &node));
+    service.until("height 99", |service| service.height() == Some(99));
+    node.state().nulls.insert(100, 5);
+    node.state().head = 100;
+    service.until("height 100", |service| service.height() == Some(100));
+    assert!(node.state().asked[&100] >= 6, "it asked again");
+    assert!(service.child_is_alive(), "no restart");
+    // What is served is what the node has.
+    let (block, receipts) = node.state().json(100);
+    assert_eq!(service.call("eth_getBlockByNumber", json!(["0x64", true])).expect("answers"), block);
+    assert_eq!(service.call("eth_getBlockReceipts", json!(["0x64"])).expect("answers"), receipts);
+    assert!(service.stop().0.success());
+    let shown = status(dir.path(), "archive");
+    assert_eq!(shown["checkpoint"]["height"], json!(100));
+    assert_eq!(shown["reorgs"]["count"], json!(0));
+    assert!(verify_clean(dir.path(), "archive").contains("101 blocks"));
+}
+
+#[test]
+fn a_reorg_of_the_node_is_followed() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 30);
+    let mut service = Service::start(&mut run(dir.path(), &node));
+    service.until("height 30", |service| service.height() == Some(30));
+    {
+        let mut state = node.state();
+        let options = cairn_source::evm::synthetic::ForkOptions::new(1);
+        state.fork = state.chain.fork_at((ForkId::MAIN, Height(25)), options);
+        state.head = 31;
+    }
+    service.until("height 31", |service| service.height() == Some(31));
+    let (block, _) = node.state().json(28);
+    assert_eq!(service.call("eth_getBlockByNumber", json!(["0x1c", true])).expect("answers"), block);
+    assert!(service.stop().0.success());
+    let shown = status(dir.path(), "archive");
+    assert_eq!(shown["reorgs"]["newest"][0]["depth"], json!(5), "{shown}");
+    verify_clean(dir.path(), "archive");
+}
+
+#[test]
+fn another_chain_is_refused_and_nothing_changes() {
+    let dir = tempfile::tempdir().expect("dir");
+    let (ours, other) = (MockNode::start(1337, 20), MockNode::start(4242, 60));
+    end_of(run(dir.path(), &ours).args(FREE_PORTS).arg("--exit-after-head")).well();
+    let before = status(dir.path(), "archive");
+    assert_eq!(before["checkpoint"]["height"], json!(20));
+    let words = end_of(run(dir.path(), &other).args(FREE_PORTS)).badly();
+    assert!(words.contains("holds chain 1337") && words.contains("serves chain 4242"), "{words}");
+    assert!(words.contains("another data directory"), "it says what to do: {words}");
+    assert_eq!(status(dir.path(), "archive"), before);
+    assert!(other.state().asked.is_empty(), "it was not even asked for blocks");
+    // Nor is an archive begun where the chain isn't the one that was asked for.
+    let mut wrong = cairn(dir.path());
+    wrong.args(["run", "--data", "new", "--rpc", &other.url, "--chain-id", "1"]).args(FREE_PORTS);
+    let words = end_of(&mut wrong).badly();
+    assert!(words.contains("4242") && words.contains("chain 1"), "{words}");
+    assert!(!dir.path().join("new").exists());
+    // The right one goes on.
+    ours.state().head = 25;
+    end_of(run(dir.path(), &ours).args(FREE_PORTS).arg("--exit-after-head")).well();
+    assert!(verify_clean(dir.path(), "archive").contains("26 blocks"));
+}
+
+#[test]
+fn one_process_writes_and_others_may_read() {
+    let dir = tempfile::tempdir().expect("dir");
+    let mut writer = Service::start(&mut demo(dir.path(), 40, 100));
+    writer.until("height 40", |service| service.height() >= Some(40));
+    let words = end_of(demo(dir.path(), 40, 100).args(FREE_PORTS)).badly();
+    assert!(words.contains("held by another process") && words.contains("cairn.lock"), "{words}");
+    assert!(words.contains("cairn serve"), "it says what to do: {words}");
+
+    let mut reader = Service::start(cairn(dir.path()).args(["serve", "--data", "archive"]));
+    let first = reader.height().expect("a height");
+    reader.until("it sees new blocks", |reader| reader.height() > Some(first + 3));
+    let at = json!([format!("{first:#x}"), true]);
+    let (ours, theirs) =
+        (reader.call("eth_getBlockByNumber", at.clone()), writer.call("eth_getBlockByNumber", at));
+    assert!(ours.expect("answers")["number"] == theirs.expect("answers")["number"]);
+    assert_eq!(status(dir.path(), "archive")["gaps"], json!([]));
+    verify_clean(dir.path(), "archive");
+    let logs = json!([{"fromBlock": "0x1", "toBlock": "0x20"}]);
+    let (ours, theirs) = (reader.call("eth_getLogs", logs.clone()), writer.call("eth_getLogs", logs));
+    assert!(ours.as_ref().is_ok_and(|logs| logs.as_array().is_some_and(|logs| !logs.is_empty())));
+    assert_eq!(ours, theirs);
+    let (ended, took) = writer.stop();
+    assert!(ended.success() && took < Duration::from_secs(5), "{ended} in {took:?}");
+    assert!(reader.height().is_some(), "the reader stays");
+    let (ended, took) = reader.stop();
+    assert!(ended.success() && took < Duration::from_secs(5), "{ended} in {took:?}");
+    // The lock went with its process.
+    end_of(demo(dir.path(), 40, 100).args(FREE_PORTS).arg("--exit-after-head")).well();
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_that_names_the_flag() {
+    let dir = tempfile::tempdir().expect("dir");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let address = taken.local_addr().expect("is bound").to_string();
+    for (flag, other) in [("--rpc-listen", "--listen"), ("--listen", "--rpc-listen")] {
+        let words = end_of(demo(dir.path(), 5, 100).args([flag, &address, other, "127.0.0.1:0"])).badly();
+        assert!(words.contains(&address) && words.contains(flag), "{words}");
+    }
+}
+
+#[test]
+fn a_stop_height_is_reached_and_kept() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 50);
+    let stop =
+        ["--from", "10", "--to", "40", "--exit-after-head", "--finality", "depth:5", "--fill-workers", "2"];
+    end_of(run(dir.path(), &node).args(FREE_PORTS).args(stop)).well();
+    let shown = status(dir.path(), "archive");
+    assert_eq!((&shown["first"], &shown["checkpoint"]["height"]), (&json!(10), &json!(40)));
+    assert!(node.state().asked.keys().all(|height| (10..=40).contains(height)), "{:?}", node.state().asked);
+    assert!(verify_clean(dir.path(), "archive").contains("31 blocks"));
+    // An archive isn't extended downwards.
+    let lower = ["--from", "5", "--exit-after-head"];
+    let words = end_of(run(dir.path(), &node).args(FREE_PORTS).args(lower)).badly();
+    assert!(words.contains("begins at height 10"), "{words}");
+}
