@@ -25,6 +25,9 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// How often the store's head is looked at for health and subscriptions, in milliseconds.
 const WATCH_STORE_MS: u64 = 250;
 
+/// Tells a person where JSON-RPC and the operators' pages are.
+pub type Announce = Box<dyn FnOnce(&str, &str) + Send>;
+
 /// What to take and from where.
 pub struct Job {
     /// The chain, checked.
@@ -34,7 +37,7 @@ pub struct Job {
     /// End when the head has been reached once.
     pub exit_after_head: bool,
     /// Called with the JSON-RPC URL and the ops URL once both servers listen.
-    pub announce: Box<dyn FnOnce(&str, &str) + Send>,
+    pub announce: Announce,
 }
 
 /// Ingests and serves until the work is done or somebody asks it to stop.
