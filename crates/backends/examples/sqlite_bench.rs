@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         wall += clock.elapsed();
         cpu_s += process_cpu_s() - cpu;
         let done = (from + BLOCKS_PER_BATCH) * TXS_PER_BLOCK;
-        if done % 1_000_000 == 0 {
+        if done.is_multiple_of(1_000_000) {
             let (wall_s, cpu) = ((wall - last.0).as_secs_f64(), cpu_s - last.1);
             println!(
                 "{done} transactions: {:.0} tx/s, {:.2} cpu s per million, {} MiB resident",

@@ -5,8 +5,9 @@ use cairn_core::{
     BlockFacts, BlockId, BlockRef, Height, HeightRange, IndexKey, Parts, RawBlock, StoredBlock,
 };
 use cairn_store::{Result, StoreError};
+use rusqlite::blob::ZeroBlob;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, MAIN_DB, OptionalExtension, Row, params};
 
 use super::codec::{self, Packer, Unpacker};
 use super::error::{corrupt, db};
@@ -24,6 +25,9 @@ pub(super) struct EncodedBlock {
     parts: [Option<Vec<u8>>; PARTS.len()],
     pub(super) log_terms: Vec<IndexKey>,
 }
+
+/// From this size on a part is written into its place: SQLite would copy it twice otherwise.
+const IN_PLACE_BYTES: usize = 1 << 20;
 
 /// The tables of the parts with one packed column, and the flags that ask for them.
 const PARTS: [(&str, Parts); 4] = [
@@ -48,26 +52,27 @@ const PART_SELECTS: [&str; PARTS.len()] = [
 ];
 
 impl EncodedBlock {
-    /// Compresses. A part without bytes becomes no row; traces that are there but empty stay there.
+    /// Compresses, and lets each part go when it is done. A part without bytes becomes no row; traces that are there but empty stay there.
     pub(super) fn new(block: RawBlock, packer: &mut Packer) -> Result<Self> {
-        let mut optional = |bytes: &Bytes| {
-            if bytes.is_empty() { Ok(None) } else { packer.pack(bytes).map(Some) }
-        };
-        let parts = [optional(&block.body)?, optional(&block.receipts)?, optional(&block.extras)?];
-        let traces = block.traces.as_ref().map(|traces| packer.pack(traces)).transpose()?;
-        let [body, receipts, extras] = parts;
-        let tx_facts = if block.transactions.is_empty() {
-            None
-        } else {
-            Some(packer.pack(&codec::tx_facts(&block.transactions))?)
-        };
+        let RawBlock { facts, transactions, header, body, receipts, extras, traces, log_terms } = block;
+        let tx_facts =
+            if transactions.is_empty() { None } else { Some(packer.pack(&codec::tx_facts(&transactions))?) };
+        let tx_ids = codec::tx_ids(&transactions);
+        drop(transactions);
+        let mut pack = |part: Option<Bytes>| part.map(|bytes| packer.pack(&bytes)).transpose();
+        let or_nothing = |bytes: Bytes| Some(bytes).filter(|bytes| !bytes.is_empty());
         Ok(EncodedBlock {
-            facts: block.facts,
-            header: packer.pack(&block.header)?,
-            tx_ids: codec::tx_ids(&block.transactions),
+            facts,
+            header: pack(Some(header))?.unwrap_or_default(),
+            tx_ids,
             tx_facts,
-            parts: [body, receipts, extras, traces],
-            log_terms: block.log_terms,
+            parts: [
+                pack(or_nothing(body))?,
+                pack(or_nothing(receipts))?,
+                pack(or_nothing(extras))?,
+                pack(traces)?,
+            ],
+            log_terms,
         })
     }
 
@@ -101,7 +106,13 @@ impl EncodedBlock {
         }
         for (part, ((table, _), insert)) in self.parts.iter().zip(PARTS.iter().zip(PART_INSERTS)) {
             if let Some(data) = part {
-                conn.prepare_cached(insert)?.execute(params![height, data])?;
+                let mut insert = conn.prepare_cached(insert)?;
+                if data.len() < IN_PLACE_BYTES {
+                    insert.execute(params![height, data])?;
+                } else {
+                    insert.execute(params![height, ZeroBlob(data.len() as u64)])?;
+                    conn.blob_open(MAIN_DB, *table, "data", height, false)?.write_at(data, 0)?;
+                }
                 sizes.add(table, data.len());
             }
         }

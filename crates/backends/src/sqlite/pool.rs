@@ -40,6 +40,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn execute(conn: &Connection, statement: &str) -> rusqlite::Result<usize> {
+    conn.prepare_cached(statement)?.execute([])
+}
+
 impl Pool {
     pub(super) fn new(path: PathBuf, options: SqliteOptions) -> Self {
         let permits = Arc::new(Semaphore::new(options.max_readers.max(1)));
@@ -56,7 +60,7 @@ impl Pool {
         blocking(move || {
             let idle = lock(&pool.idle).pop();
             let connection = idle.map_or_else(|| pool.connect(), Ok)?;
-            connection.conn.execute_batch("BEGIN").map_err(db)?;
+            execute(&connection.conn, "BEGIN").map_err(db)?;
             let deadline = max_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
             let open = Mutex::new(Some((connection, permit)));
             let transaction = Arc::new(ReadTx { open, pool: pool.clone(), deadline });
@@ -164,7 +168,7 @@ impl ReadTx {
     fn give_back(&self, open: &mut Option<(ReadConnection, OwnedSemaphorePermit)>) {
         let Some((connection, permit)) = open.take() else { return };
         // A connection that can't end its transaction is closed instead, which ends it too.
-        if connection.conn.execute_batch("ROLLBACK").is_ok() {
+        if execute(&connection.conn, "ROLLBACK").is_ok() {
             lock(&self.pool.idle).push(connection);
         }
         drop(permit);
