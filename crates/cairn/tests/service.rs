@@ -39,12 +39,17 @@ fn x02_killed_at_any_moment_the_archive_is_whole_and_goes_on() {
     const BLOCKS: u64 = 300;
     let dir = tempfile::tempdir().expect("dir");
     let mut numbers = Numbers::new(0x5eed);
-    let mut heights = Vec::new();
-    for round in 0..10 {
+    let mut heights: Vec<u64> = Vec::new();
+    for round in 0.. {
+        // Ten moments are enough, unless the machine is so slow that nobody came far.
+        if round >= 10 && heights.last().is_some_and(|tip| *tip >= BLOCKS) {
+            break;
+        }
+        assert!(round < 40, "it never got far: {heights:?}");
         let mut command = demo(dir.path(), BLOCKS, 40);
         let mut child =
             command.args(FREE_PORTS).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("starts");
-        std::thread::sleep(Duration::from_millis(60 + numbers.below(900)));
+        std::thread::sleep(Duration::from_millis(60 + numbers.below(900) + 100 * (round.max(10) - 10)));
         assert!(child.try_wait().expect("can be asked").is_none(), "round {round}: it ended by itself");
         if round % 2 == 0 {
             child.kill().expect("is killed");
@@ -72,7 +77,6 @@ fn x02_killed_at_any_moment_the_archive_is_whole_and_goes_on() {
             verify_clean(dir.path(), "archive");
         }
     }
-    assert!(heights.last().is_some_and(|tip| *tip >= BLOCKS), "{heights:?}");
 
     // To a head that stays, and then it is what an undisturbed run makes.
     let end = BLOCKS + 150;
@@ -108,14 +112,15 @@ fn x01_a_frozen_source_shows_and_reads_go_on() {
         head += 1;
         node.state().head = head;
         std::thread::sleep(Duration::from_millis(60));
-        service.ready().0 == 200
+        let (status, report) = service.ready();
+        assert_eq!(status == 200, report["state"] == "ready", "{report}");
+        status == 200
     });
-    assert_eq!(service.ready().1["state"], "ready");
 
     // The node answers, and its head stands still.
-    service.until("503", |service| service.ready().0 == 503);
-    let (_, report) = service.ready();
-    assert_eq!(report["state"], "chain_stalled", "{report}");
+    service.until("a stalled chain", |service| service.ready().1["state"] == "chain_stalled");
+    let (status, report) = service.ready();
+    assert_eq!(status, 503);
     assert!(report["reason"].as_str().expect("text").contains("has not moved"), "{report}");
     assert_eq!(service.get("/livez").0, 200);
 
