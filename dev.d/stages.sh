@@ -94,4 +94,16 @@ run_tests() {
   [ "$TOTAL_FAILED" = 0 ]
 }
 
-run_bench() { locked_cargo run --release -q -p cairn-dev -- bench "$@"; }
+# run_bench [NAME ...]: in release. One that compares with another server is told where the programs are.
+run_bench() {
+  local more=() anvil artifacts
+  case " $* " in
+    *" --no-peer "*) ;;
+    " getlogs "*)
+      locked_cargo build --release -q -p cairn || die "the build failed"
+      anvil="$(anvil_get)" && artifacts="$(contracts)" || return 1
+      more=(--anvil "$anvil" --contracts "$artifacts" --cairn "${CARGO_TARGET_DIR:-target}/release/cairn")
+      ;;
+  esac
+  locked_cargo run --release -q -p cairn-dev -- bench "$@" "${more[@]}"
+}

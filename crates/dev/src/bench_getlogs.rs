@@ -3,7 +3,7 @@
 //!
 //! Each answer is compared, byte for byte, with a brute-force scan in the same run: all receipts of the range are read through the store and
 //! filtered. The sparse filter's logs all lie within the last thousand blocks, so that each of its ranges has the same matches and
-//! only the width differs; `spread` has its few matches everywhere. With `--peer`, both servers answer over HTTP on anvil's chain: see
+//! only the width differs; `spread` has its few matches everywhere. Then cairn and anvil answer over HTTP on anvil's chain: see
 //! [`crate::bench_peer`].
 
 use std::collections::HashMap;
@@ -52,11 +52,11 @@ const MAINTAIN_STEP_BYTES: u64 = 8 << 20;
     about = "eth_getLogs by index against a scan, over ranges of growing width"
 )]
 pub struct Options {
-    /// Afterwards, the same question to cairn and to an anvil over HTTP, on anvil's chain. `./dev` names the programs.
-    #[arg(long, requires_all = ["anvil", "cairn", "contracts"])]
-    peer: bool,
-    /// Only the comparison with anvil.
-    #[arg(long, requires = "peer")]
+    /// Without the second part, in which cairn and an anvil are asked over HTTP on anvil's chain.
+    #[arg(long)]
+    no_peer: bool,
+    /// The second part alone.
+    #[arg(long, conflicts_with = "no_peer")]
     peer_only: bool,
     #[command(flatten)]
     programs: bench_peer::Options,
@@ -84,7 +84,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         let temporary = tempfile::tempdir_in(cache_dir()?)?;
         run_on(options.keep.as_deref().unwrap_or(temporary.path())).await?;
     }
-    if options.peer {
+    if !options.no_peer {
         bench_peer::run(&options.programs).await?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,6 @@
-//! `./dev bench getlogs --peer`: `eth_getLogs` of cairn and of anvil over HTTP, on the same chain.
+//! The second part of `./dev bench getlogs`: `eth_getLogs` of cairn and of anvil over HTTP, on the same chain.
 //!
-//! The chain is anvil's own: the test contracts' traffic in one block of ten, empty blocks between. cairn takes it over JSON-RPC and then
+//! The chain is anvil's own: the test contracts' traffic in one block of a hundred, empty blocks between. cairn takes it over JSON-RPC and then
 //! serves it. Every answer must be the same JSON; each server is asked in turn.
 
 use std::path::PathBuf;
@@ -17,16 +17,19 @@ use crate::report::figure;
 use crate::rpc::{Rpc, hex};
 use crate::traffic::Traffic;
 
-const BLOCKS: u64 = 10_000;
+/// Anvil takes longer for each block the more it has: ten thousand take minutes.
+const BLOCKS: u64 = 5_000;
 /// One block in so many has transactions.
-const BUSY_ONCE_IN: u64 = 10;
-const TXS_IN_A_BUSY_BLOCK: usize = 4;
-const WIDTHS: [u64; 2] = [1_000, 10_000];
+const BUSY_ONCE_IN: u64 = 100;
+const TXS_IN_A_BUSY_BLOCK: usize = 10;
+const WIDTHS: [u64; 2] = [500, 5_000];
 const REPEATS: usize = 15;
 /// How long cairn may take to store the chain.
 const STORING: Duration = Duration::from_secs(300);
+/// Until the index is merged, as it is in an archive that is not seconds old.
+const MERGING: Duration = Duration::from_secs(5);
 
-/// Where the programs are.
+/// Where the programs are; `./dev` names them.
 #[derive(Args)]
 pub struct Options {
     /// The anvil binary.
@@ -48,9 +51,13 @@ pub async fn run(options: &Options) -> Result<()> {
     let contracts = options.contracts.as_deref().context("--contracts")?;
     let begun = Instant::now();
     let mut traffic = Traffic::deploy(&anvil.rpc, contracts, 1).await?;
-    for _ in 0..BLOCKS / BUSY_ONCE_IN {
+    for busy in 0..BLOCKS / BUSY_ONCE_IN {
         traffic.block(TXS_IN_A_BUSY_BLOCK).await?;
         anvil.rpc.result("anvil_mine", json!([hex(BUSY_ONCE_IN - 1)])).await?;
+        if (busy + 1) % 10 == 0 {
+            let seconds = begun.elapsed().as_secs_f64();
+            eprintln!("anvil made {} of {BLOCKS} blocks in {seconds:.0} s", (busy + 1) * BUSY_ONCE_IN);
+        }
     }
     let coin = traffic.coin.address.clone();
     let (head, _) = anvil.rpc.head().await?.context("anvil has no block")?;
@@ -63,9 +70,9 @@ pub async fn run(options: &Options) -> Result<()> {
     cairn.wait_head(&anvil.rpc, STORING).await?;
     println!("cairn took them over JSON-RPC in {:.0} s", begun.elapsed().as_secs_f64());
 
+    tokio::time::sleep(MERGING).await;
     let ours = cairn.rpc()?;
     let nobody = "0x00000000000000000000000000000000c0ffee00";
-    // An account that some logs name: as a topic it is in a few of the blocks.
     for (name, filter) in
         [("absent", json!({ "address": nobody })), ("coin", json!({ "address": coin })), ("all", json!({}))]
     {
