@@ -353,13 +353,16 @@ async fn kill_and_restart(
                 process.kill().await
             };
             futures::try_join!(busy, killed)?;
-            if round % 2 == 0 {
+            if round.is_multiple_of(2) {
                 run.reorg(round).await?;
             }
             // A node may be given with a WebSocket, which wakes the poller.
             let websocket = run.node.url.replacen("http", "ws", 1);
-            let nodes =
-                if round % 3 == 0 { format!("{},{websocket}", run.node.url) } else { run.node.url.clone() };
+            let nodes = if round.is_multiple_of(3) {
+                format!("{},{websocket}", run.node.url)
+            } else {
+                run.node.url.clone()
+            };
             let started = next.insert(run.cairn.run(&nodes, FOLLOW)?);
             run.follow().await?;
             started.check_alive()
