@@ -52,7 +52,9 @@ pub enum SourceError {
         message: String,
     },
     /// Endpoints of different chains, or of another one than the store's.
-    #[error("{endpoint} serves chain {found}, expected chain {expected}; remove it from --rpc or use another data directory")]
+    #[error(
+        "{endpoint} serves chain {found}, expected chain {expected}; remove it from --rpc or use another data directory"
+    )]
     WrongChain {
         /// Who.
         endpoint: String,
