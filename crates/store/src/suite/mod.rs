@@ -3,7 +3,7 @@
 //! A backend gives a [`StoreFactory`]; [`run_all`] runs every one of [`cases`] on places that it makes, prints a line for each and
 //! ends with `N passed, M failed`. A backend's test demands [`Report::is_complete`], so that no case can be left out.
 //!
-//! ```ignore
+//! ```text
 //! let report = suite::run_all(Arc::new(MyFactory), std::env::var("CAIRN_CASE").ok().as_deref()).await;
 //! assert!(report.is_complete(), "{report}");
 //! ```
