@@ -3,6 +3,7 @@
 mod cli;
 mod commands;
 mod config;
+mod output;
 mod progress;
 mod service;
 mod upstream;

@@ -14,6 +14,5 @@ pub fn config(file: Option<&Path>, args: &ConfigArgs) -> anyhow::Result<()> {
     let config = config::load(file, &overrides)?;
     let text =
         toml::to_string_pretty(&config.without_secrets()).context("the configuration can't be printed")?;
-    print!("{text}");
-    Ok(())
+    Ok(crate::output::print(&text)?)
 }

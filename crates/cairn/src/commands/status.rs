@@ -1,5 +1,6 @@
 //! `cairn status`: what an archive holds.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use cairn_core::HeightRange;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cli::StatusArgs;
 use crate::config::{self, Overrides};
-use crate::wiring;
+use crate::{output, wiring};
 
 /// How many reorgs are listed.
 const LISTED_REORGS: u64 = 10;
@@ -26,12 +27,14 @@ pub async fn status(file: Option<&Path>, args: &StatusArgs) -> anyhow::Result<()
     // Sizes may walk tables: a snapshot of their own, so that nothing above is cut short by it.
     let sizes = store.snapshot().await?.sizes().await?;
     let gaps = gaps(&head, &leases);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&head, &gaps, &leases, &reorgs, &sizes))?);
+    let text = if args.json {
+        serde_json::to_string_pretty(&as_json(&head, &gaps, &leases, &reorgs, &sizes))?
+            + "
+"
     } else {
-        print_text(&config.data_dir, &head, &gaps, &leases, &reorgs, &sizes);
-    }
-    Ok(())
+        as_text(&config.data_dir, &head, &gaps, &leases, &reorgs, &sizes)?
+    };
+    Ok(output::print(&text)?)
 }
 
 /// The heights between the tip and what was filled ahead of it that nobody has filled yet.
@@ -83,51 +86,55 @@ fn as_json(
     })
 }
 
-fn print_text(
+fn as_text(
     dir: &Path,
     head: &HeadRow,
     gaps: &[HeightRange],
     leases: &[RawLease],
     reorgs: &[ReorgEntry],
     sizes: &StoreSizes,
-) {
+) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
     let or_none =
         |block: Option<cairn_core::BlockRef>| block.map_or("none".into(), |block| block.to_string());
-    println!("archive     {}", dir.display());
-    println!("chain       {}", head.info.chain_id);
-    println!("first       {}", head.first.map_or("none yet".into(), |first| first.to_string()));
-    println!("checkpoint  {}", or_none(head.tip));
-    println!("safe        {}", or_none(head.safe));
-    println!("finalized   {}", or_none(head.finalized));
+    writeln!(out, "archive     {}", dir.display())?;
+    writeln!(out, "chain       {}", head.info.chain_id)?;
+    writeln!(out, "first       {}", head.first.map_or("none yet".into(), |first| first.to_string()))?;
+    writeln!(out, "checkpoint  {}", or_none(head.tip))?;
+    writeln!(out, "safe        {}", or_none(head.safe))?;
+    writeln!(out, "finalized   {}", or_none(head.finalized))?;
     if head.pending_purge.is_some() {
-        println!("purge       pending; the next `cairn run` finishes it");
+        writeln!(out, "purge       pending; the next `cairn run` finishes it")?;
     }
     if gaps.is_empty() {
-        println!("gaps        none");
+        writeln!(out, "gaps        none")?;
     }
     for gap in gaps {
-        println!("gap         {gap}");
+        writeln!(out, "gap         {gap}")?;
     }
     for lease in leases {
         let state = format!("{:?}", lease.state).to_lowercase();
-        println!(
+        writeln!(
+            out,
             "filling     {} done to {} ({state}, attempt {})",
             lease.range, lease.done_to, lease.attempt
-        );
+        )?;
     }
-    println!("reorgs      {}", head.newest_reorg.id);
+    writeln!(out, "reorgs      {}", head.newest_reorg.id)?;
     for entry in reorgs.iter().rev() {
-        println!(
+        writeln!(
+            out,
             "  reorg {:<5} above height {}, {} blocks",
             entry.id,
             entry.common.height,
             entry.orphans.len()
-        );
+        )?;
     }
-    println!("size        {}", bytes(sizes.total_bytes));
+    writeln!(out, "size        {}", bytes(sizes.total_bytes))?;
     for (name, rows, size) in &sizes.parts {
-        println!("  {name:<14} {rows:>12} rows {:>12}", bytes(*size));
+        writeln!(out, "  {name:<14} {rows:>12} rows {:>12}", bytes(*size))?;
     }
+    Ok(out)
 }
 
 /// A size for people.
