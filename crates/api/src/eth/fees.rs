@@ -54,9 +54,17 @@ fn blob_price(schedule: Option<&ForkSchedule>, header: &FeeHeader) -> Result<u12
         Some(0) => Ok(1),
         Some(_) => {
             let schedule = rules(schedule, "the blob base fee", header.timestamp)?;
-            Ok(blob_base_fee(schedule, header).map_err(fee_error)?.unwrap_or(0))
+            blob_base_fee(schedule, header).map_err(fee_error)?.ok_or_else(|| no_blobs_scheduled(header))
         }
     }
+}
+
+/// A header with blob gas at a time when the schedule has no blobs: one of them is wrong, and no price follows from that (law 2).
+fn no_blobs_scheduled(header: &FeeHeader) -> RpcError {
+    RpcError::server(format!(
+        "a block of time {} has blob gas, but the chain's fork schedule has no blobs then. Give the chain's own genesis file when ingesting",
+        header.timestamp
+    ))
 }
 
 /// The fees of the block after `header`, by the rules: `(base fee, blob base fee)`.
@@ -80,8 +88,9 @@ fn fees_of(
         None | Some(0) => 0.0,
         Some(used) => {
             let params = rules(schedule, "the share of blob gas used", header.timestamp)?
-                .blob_params(header.timestamp);
-            ratio(used, params.map_or(0, |params| params.max_blob_gas()))
+                .blob_params(header.timestamp)
+                .ok_or_else(|| no_blobs_scheduled(&header))?;
+            ratio(used, params.max_blob_gas())
         }
     };
     let rewards = match percentiles {
