@@ -1,0 +1,127 @@
+//! What PostgreSQL's errors mean to a caller.
+
+use std::error::Error as _;
+
+use cairn_store::StoreError;
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, SqlState};
+
+/// What kind of failure an error is, for callers that do something about some of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// It passes: a lost connection, a lock or statement timeout, a deadlock, a serialisation failure, no space, too many connections.
+    Busy,
+    /// A unique or exclusion constraint refused a row; the name of the constraint.
+    Unique(String),
+    /// What is stored can't be read: damaged pages, or columns that are not what they should be.
+    Corrupt,
+    /// Anything else: it won't mend by itself.
+    Other,
+}
+
+/// Classifies an error by its SQLSTATE, or by what the client met.
+pub fn classify(error: &Error) -> Failure {
+    if let Some(db) = error.as_db_error() {
+        return classify_state(db);
+    }
+    if error.is_closed() || has_io_source(error) {
+        return Failure::Busy;
+    }
+    // The client's own errors have no kind that can be asked for; their text begins with it.
+    let text = error.to_string();
+    if text.starts_with("error deserializing column")
+        || text.starts_with("query returned an unexpected number")
+    {
+        return Failure::Corrupt;
+    }
+    if text.starts_with("error connecting to server")
+        || text.starts_with("error communicating with the server")
+        || text.starts_with("error performing TLS handshake")
+        || text.starts_with("timeout waiting for server")
+    {
+        return Failure::Busy;
+    }
+    Failure::Other
+}
+
+fn classify_state(db: &DbError) -> Failure {
+    let state = db.code();
+    if *state == SqlState::UNIQUE_VIOLATION || *state == SqlState::EXCLUSION_VIOLATION {
+        return Failure::Unique(db.constraint().unwrap_or_default().to_owned());
+    }
+    let passing = [
+        SqlState::T_R_SERIALIZATION_FAILURE,
+        SqlState::T_R_DEADLOCK_DETECTED,
+        SqlState::LOCK_NOT_AVAILABLE,
+        SqlState::OBJECT_IN_USE,
+        SqlState::QUERY_CANCELED,
+        SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+        SqlState::ADMIN_SHUTDOWN,
+        SqlState::CRASH_SHUTDOWN,
+        SqlState::CANNOT_CONNECT_NOW,
+    ];
+    // Classes 08 (connection) and 53 (insufficient resources).
+    if passing.contains(state) || state.code().starts_with("08") || state.code().starts_with("53") {
+        return Failure::Busy;
+    }
+    if *state == SqlState::DATA_CORRUPTED || *state == SqlState::INDEX_CORRUPTED {
+        return Failure::Corrupt;
+    }
+    Failure::Other
+}
+
+fn has_io_source(error: &Error) -> bool {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if cause.is::<std::io::Error>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+/// An error in words: message, detail, hint, table and SQLSTATE, as far as the server gave them. Never a parameter's value.
+pub fn text(error: &Error) -> String {
+    let Some(db) = error.as_db_error() else {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let cause_text = cause.to_string();
+            if !text.contains(&cause_text) {
+                text = format!("{text}: {cause_text}");
+            }
+            source = cause.source();
+        }
+        return text;
+    };
+    let mut text = format!("{} (SQLSTATE {})", db.message(), db.code().code());
+    for (name, value) in [
+        ("detail", db.detail()),
+        ("hint", db.hint()),
+        ("table", db.table()),
+        ("constraint", db.constraint()),
+        ("where", db.where_()),
+    ] {
+        if let Some(value) = value {
+            let value: String = value.chars().take(300).collect();
+            text = format!("{text}; {name}: {value}");
+        }
+    }
+    text
+}
+
+/// The store's error for a database error: what passes is [`StoreError::Busy`].
+pub fn db(error: Error) -> StoreError {
+    let what = text(&error);
+    match classify(&error) {
+        Failure::Busy => StoreError::Busy(what),
+        Failure::Corrupt => StoreError::Corrupt { place: "PostgreSQL".into(), what },
+        Failure::Unique(_) | Failure::Other => StoreError::Database(what),
+    }
+}
+
+/// A contradiction in what is stored.
+pub fn corrupt(place: impl std::fmt::Display, what: impl Into<String>) -> StoreError {
+    StoreError::Corrupt { place: place.to_string(), what: what.into() }
+}

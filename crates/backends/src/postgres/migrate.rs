@@ -1,0 +1,89 @@
+//! Migrations with versions: each is one transaction, and whoever comes second waits for the first.
+
+use cairn_store::{Result, StoreError};
+
+use super::error::db;
+use super::pool::{Isolation, PgConn};
+
+/// One step of a schema. Versions begin with 1 and have no gaps.
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    /// The version that the schema has after it.
+    pub version: u32,
+    /// What it does, in a few words.
+    pub name: &'static str,
+    /// Its statements, separated by semicolons; no `BEGIN` and no `COMMIT`.
+    pub sql: &'static str,
+}
+
+/// The newest version among `migrations`; 0 where there is none.
+pub fn newest(migrations: &[Migration]) -> u32 {
+    migrations.last().map_or(0, |migration| migration.version)
+}
+
+/// Makes `schema` where it is missing and runs the migrations that it hasn't had, in order, each in one transaction under an
+/// advisory lock. Returns the versions that were run. A schema that is newer than this program is [`StoreError::UnknownSchema`], and is left as it is.
+///
+/// `schema` is a plain lower-case identifier of our own, never an input.
+pub async fn migrate(conn: &mut PgConn, schema: &'static str, migrations: &[Migration]) -> Result<Vec<u32>> {
+    let mut ran = Vec::new();
+    loop {
+        conn.begin(Isolation::ReadCommitted).await?;
+        conn.lock_until_end(&format!("cairn.migrate.{schema}")).await?;
+        let found = version(conn, schema).await?;
+        demand_known(found, newest(migrations))?;
+        let Some(next) = migrations.iter().find(|migration| migration.version == found + 1) else {
+            conn.rollback().await?;
+            return Ok(ran);
+        };
+        if found == 0 {
+            conn.batch(&format!(
+                "CREATE SCHEMA IF NOT EXISTS {schema};
+                 CREATE TABLE {schema}.schema_migrations (
+                   version BIGINT PRIMARY KEY,
+                   name TEXT NOT NULL,
+                   applied_at TIMESTAMPTZ NOT NULL DEFAULT now()
+                 );"
+            ))
+            .await?;
+        }
+        conn.batch(next.sql).await?;
+        conn.execute(
+            &format!("INSERT INTO {schema}.schema_migrations (version, name) VALUES ($1, $2)"),
+            &[&i64::from(next.version), &next.name],
+        )
+        .await?;
+        conn.commit().await?;
+        tracing::info!(schema, version = next.version, name = next.name, "migrated");
+        ran.push(next.version);
+    }
+}
+
+/// The version of `schema` as it stands; 0 where it is missing.
+pub async fn version(conn: &PgConn, schema: &'static str) -> Result<u32> {
+    let table = format!("{schema}.schema_migrations");
+    let exists = conn.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await?;
+    if !exists.try_get::<_, bool>(0).map_err(db)? {
+        return Ok(0);
+    }
+    let row = conn.query_one(&format!("SELECT coalesce(max(version), 0) FROM {table}"), &[]).await?;
+    let found: i64 = row.try_get(0).map_err(db)?;
+    u32::try_from(found)
+        .map_err(|_| StoreError::Corrupt { place: table, what: format!("{found} is no schema version") })
+}
+
+/// Demands that `schema` is exactly as this program knows it, without changing it: for those who only read.
+pub async fn demand_current(conn: &PgConn, schema: &'static str, migrations: &[Migration]) -> Result<()> {
+    let (found, known) = (version(conn, schema).await?, newest(migrations));
+    demand_known(found, known)?;
+    if found < known {
+        return Err(StoreError::Invalid(format!(
+            "schema {schema} is version {found}, this program needs {known}: run `cairn migrate` or start the writer first"
+        )));
+    }
+    Ok(())
+}
+
+fn demand_known(found: u32, known: u32) -> Result<()> {
+    if found > known { Err(StoreError::UnknownSchema { found, known }) } else { Ok(()) }
+}

@@ -1,0 +1,509 @@
+//! A bounded pool of connections, each configured on connect, with its prepared statements.
+//!
+//! **Back-pressure.** [`PgPool::get`] waits at most `pool_wait_ms` for one of `max_open_conns` and is then [`StoreError::Busy`]. No
+//! connection is held across anything but the database's own answers: callers do their other I/O before they ask for one.
+//!
+//! **Shutdown and cancellation.** A [`PgConn`] that is dropped inside a transaction is rolled back in the background and goes back to the
+//! pool afterwards; one that can't be rolled back is closed, which rolls it back on the server. Dropping the last handle of
+//! a pool closes its idle connections.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use cairn_store::{Result, StoreError};
+use futures::{SinkExt, TryStreamExt, pin_mut};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Config, CopyInSink, NoTls, Row, RowStream, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::copy::CopyBuf;
+use super::error::{db, text};
+
+/// A parameter of a statement.
+pub type Param<'a> = &'a (dyn ToSql + Sync);
+
+/// How a server is reached and how much of it is used. Times are milliseconds; 0 turns a server-side timeout off.
+///
+/// The sum of `max_open_conns` over all pools of all processes has to stay below the server's `max_connections`.
+#[derive(Clone)]
+pub struct PgOptions {
+    /// `postgres://user:password@host:port/database?sslmode=...`. `sslmode`: `disable` (also without the parameter) no TLS, `prefer` TLS where
+    /// the server has it, `require`, `verify-ca` and `verify-full` TLS. Where there is TLS, the server's certificate and name are always
+    /// checked against the system's roots.
+    pub url: String,
+    /// The most connections at a time.
+    pub max_open_conns: usize,
+    /// The most connections that are kept while nobody uses them.
+    pub max_idle_conns: usize,
+    /// How long [`PgPool::get`] waits for a free connection.
+    pub pool_wait_ms: u64,
+    /// How long connecting may take.
+    pub connect_timeout_ms: u64,
+    /// How long one statement may run.
+    pub statement_timeout_ms: u64,
+    /// How long a statement waits for a lock.
+    pub lock_timeout_ms: u64,
+    /// How long a transaction may be open between two statements.
+    pub idle_in_transaction_timeout_ms: u64,
+    /// What the server shows this program as.
+    pub application_name: String,
+}
+
+impl PgOptions {
+    /// The defaults, for a URL.
+    pub fn new(url: impl Into<String>) -> Self {
+        PgOptions {
+            url: url.into(),
+            max_open_conns: 8,
+            max_idle_conns: 4,
+            pool_wait_ms: 5_000,
+            connect_timeout_ms: 5_000,
+            statement_timeout_ms: 30_000,
+            lock_timeout_ms: 10_000,
+            idle_in_transaction_timeout_ms: 30_000,
+            application_name: "cairn".into(),
+        }
+    }
+}
+
+impl std::fmt::Debug for PgOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL may hold a password.
+        f.debug_struct("PgOptions")
+            .field("application_name", &self.application_name)
+            .field("max_open_conns", &self.max_open_conns)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How isolated a transaction is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Each statement sees what was committed before it.
+    ReadCommitted,
+    /// All statements see what was committed before the first one; reads only.
+    Snapshot,
+    /// All statements see what was committed before the first one.
+    RepeatableRead,
+}
+
+impl Isolation {
+    const fn begin(self) -> &'static str {
+        match self {
+            Isolation::ReadCommitted => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+            Isolation::Snapshot => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+            Isolation::RepeatableRead => "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE",
+        }
+    }
+}
+
+/// A bounded pool. Clones are handles on the same pool.
+#[derive(Clone)]
+pub struct PgPool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    options: PgOptions,
+    config: Config,
+    tls: MakeRustlsConnect,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Session>>,
+}
+
+/// A connection and the statements that were prepared on it.
+struct Session {
+    client: Client,
+    statements: Mutex<HashMap<String, Statement>>,
+}
+
+impl std::fmt::Debug for PgPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgPool").field("options", &self.inner.options).finish_non_exhaustive()
+    }
+}
+
+impl PgPool {
+    /// Reads the URL and prepares TLS. Connects at the first [`PgPool::get`].
+    pub fn new(options: PgOptions) -> Result<PgPool> {
+        let mut config = parse_url(&options.url)?;
+        config.application_name(&options.application_name);
+        config.connect_timeout(Duration::from_millis(options.connect_timeout_ms));
+        let tls = tls(config.get_ssl_mode())?;
+        let permits = Arc::new(Semaphore::new(options.max_open_conns.max(1)));
+        let idle = Mutex::default();
+        Ok(PgPool { inner: Arc::new(Inner { options, config, tls, permits, idle }) })
+    }
+
+    /// How it was made.
+    pub fn options(&self) -> &PgOptions {
+        &self.inner.options
+    }
+
+    /// The database's name, for messages.
+    pub fn database(&self) -> &str {
+        self.inner.config.get_dbname().unwrap_or("(default)")
+    }
+
+    /// A connection outside of any transaction. [`StoreError::Busy`] where none got free in time, or the server can't be reached.
+    pub async fn get(&self) -> Result<PgConn> {
+        let inner = &self.inner;
+        let wait = Duration::from_millis(inner.options.pool_wait_ms);
+        let permit = match tokio::time::timeout(wait, inner.permits.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => permit,
+            Ok(Err(_)) => return Err(StoreError::Busy("the pool is closed".into())),
+            Err(_) => {
+                return Err(StoreError::Busy(format!(
+                    "none of {} connections of {} got free within {} ms",
+                    inner.options.max_open_conns, inner.options.application_name, inner.options.pool_wait_ms
+                )));
+            }
+        };
+        let idle = loop {
+            let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match session {
+                Some(session) if session.client.is_closed() => continue,
+                session => break session,
+            }
+        };
+        let session = match idle {
+            Some(session) => session,
+            None => inner.connect().await?,
+        };
+        Ok(PgConn {
+            session: Some(session),
+            pool: self.inner.clone(),
+            permit: Some(permit),
+            in_transaction: false,
+        })
+    }
+
+    /// A connection with a transaction begun.
+    pub async fn begin(&self, isolation: Isolation) -> Result<PgConn> {
+        let mut conn = self.get().await?;
+        match conn.begin(isolation).await {
+            // An idle connection may have died unnoticed: a new one tells.
+            Err(StoreError::Busy(_)) if conn.is_closed() => {
+                drop(conn);
+                let mut conn = self.get().await?;
+                conn.begin(isolation).await?;
+                Ok(conn)
+            }
+            Err(error) => Err(error),
+            Ok(()) => Ok(conn),
+        }
+    }
+}
+
+impl Inner {
+    async fn connect(&self) -> Result<Session> {
+        let timeout = Duration::from_millis(self.options.connect_timeout_ms.max(1));
+        let connecting = async {
+            if self.config.get_ssl_mode() == SslMode::Disable {
+                let (client, connection) = self.config.connect(NoTls).await?;
+                tokio::spawn(drive(connection));
+                Ok(client)
+            } else {
+                let (client, connection) = self.config.connect(self.tls.clone()).await?;
+                tokio::spawn(drive(connection));
+                Ok(client)
+            }
+        };
+        let client = match tokio::time::timeout(timeout, connecting).await {
+            Ok(client) => client.map_err(db)?,
+            Err(_) => {
+                return Err(StoreError::Busy(format!(
+                    "PostgreSQL was not reached within {} ms",
+                    self.options.connect_timeout_ms
+                )));
+            }
+        };
+        let options = &self.options;
+        let settings = format!(
+            "SET statement_timeout = {}; SET lock_timeout = {}; SET idle_in_transaction_session_timeout = {}; \
+             SET client_min_messages = warning; SET timezone = 'UTC'; SET jit = off",
+            options.statement_timeout_ms, options.lock_timeout_ms, options.idle_in_transaction_timeout_ms
+        );
+        client.batch_execute(&settings).await.map_err(db)?;
+        Ok(Session { client, statements: Mutex::default() })
+    }
+
+    fn put_back(&self, session: Session) {
+        if session.client.is_closed() {
+            return;
+        }
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < self.options.max_idle_conns {
+            idle.push(session);
+        }
+    }
+}
+
+/// Runs a connection's protocol until it ends. What went wrong is also told to whoever waits for an answer.
+async fn drive<S, T>(connection: tokio_postgres::Connection<S, T>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    if let Err(error) = connection.await {
+        tracing::debug!(error = %text(&error), "a PostgreSQL connection ended");
+    }
+}
+
+/// A connection out of a pool. Statements are prepared once per connection and remembered by their text, so texts must come from a
+/// bounded set.
+pub struct PgConn {
+    /// `None` only while it is dropped.
+    session: Option<Session>,
+    pool: Arc<Inner>,
+    permit: Option<OwnedSemaphorePermit>,
+    in_transaction: bool,
+}
+
+impl std::fmt::Debug for PgConn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgConn").field("in_transaction", &self.in_transaction).finish_non_exhaustive()
+    }
+}
+
+impl PgConn {
+    fn session(&self) -> Result<&Session> {
+        self.session.as_ref().ok_or_else(|| StoreError::Database("the connection was given back".into()))
+    }
+
+    /// Whether the connection is gone.
+    pub fn is_closed(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.client.is_closed())
+    }
+
+    /// Begins a transaction.
+    pub async fn begin(&mut self, isolation: Isolation) -> Result<()> {
+        self.in_transaction = true;
+        self.batch(isolation.begin()).await
+    }
+
+    /// Commits the transaction.
+    pub async fn commit(&mut self) -> Result<()> {
+        self.batch("COMMIT").await?;
+        self.in_transaction = false;
+        Ok(())
+    }
+
+    /// Rolls the transaction back.
+    pub async fn rollback(&mut self) -> Result<()> {
+        self.batch("ROLLBACK").await?;
+        self.in_transaction = false;
+        Ok(())
+    }
+
+    /// Waits for an advisory lock by name (hashed to 64 bits) and holds it to the end of the transaction.
+    pub async fn lock_until_end(&self, name: &str) -> Result<()> {
+        self.execute("SELECT pg_advisory_xact_lock($1)", &[&lock_key(name)]).await?;
+        Ok(())
+    }
+
+    /// Runs statements without parameters, separated by semicolons.
+    pub async fn batch(&self, sql: &str) -> Result<()> {
+        self.session()?.client.batch_execute(sql).await.map_err(db)
+    }
+
+    /// The prepared statement of this text.
+    pub async fn prepare(&self, sql: &str) -> Result<Statement> {
+        let session = self.session()?;
+        let known = session.statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
+        if let Some(statement) = known {
+            return Ok(statement);
+        }
+        let statement = session.client.prepare(sql).await.map_err(db)?;
+        let mut statements = session.statements.lock().unwrap_or_else(PoisonError::into_inner);
+        statements.insert(sql.to_owned(), statement.clone());
+        Ok(statement)
+    }
+
+    /// Runs a statement; the number of rows that it touched.
+    pub async fn execute(&self, sql: &str, params: &[Param<'_>]) -> Result<u64> {
+        self.try_execute(sql, params).await?.map_err(db)
+    }
+
+    /// Runs a statement and leaves the server's refusal to the caller, see [`super::error::classify`].
+    pub async fn try_execute(
+        &self,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<std::result::Result<u64, tokio_postgres::Error>> {
+        let statement = self.prepare(sql).await?;
+        Ok(self.session()?.client.execute(&statement, params).await)
+    }
+
+    /// All rows of a query.
+    pub async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let statement = self.prepare(sql).await?;
+        self.session()?.client.query(&statement, params).await.map_err(db)
+    }
+
+    /// The row of a query that has at most one.
+    pub async fn query_opt(&self, sql: &str, params: &[Param<'_>]) -> Result<Option<Row>> {
+        let statement = self.prepare(sql).await?;
+        self.session()?.client.query_opt(&statement, params).await.map_err(db)
+    }
+
+    /// The row of a query that has exactly one.
+    pub async fn query_one(&self, sql: &str, params: &[Param<'_>]) -> Result<Row> {
+        let statement = self.prepare(sql).await?;
+        self.session()?.client.query_one(&statement, params).await.map_err(db)
+    }
+
+    /// The rows of a query one after the other, for results that don't fit in memory.
+    pub async fn query_stream(&self, sql: &str, params: &[Param<'_>]) -> Result<RowStream> {
+        let statement = self.prepare(sql).await?;
+        let params = params.iter().map(|param| *param as &dyn ToSql);
+        let params: Vec<&dyn ToSql> = params.collect();
+        self.session()?.client.query_raw(&statement, params).await.map_err(db)
+    }
+
+    /// Runs a query whose statement isn't kept: for texts that come from an unbounded set. `types` are the parameters'.
+    pub async fn query_once(&self, sql: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
+        self.session()?.client.query_typed(sql, params).await.map_err(db)
+    }
+
+    /// Sends rows by binary COPY; the number of rows taken. `sql` is `COPY table (columns) FROM STDIN (FORMAT binary)`.
+    pub async fn copy_in(&self, sql: &str, rows: CopyBuf) -> Result<u64> {
+        let statement = self.prepare(sql).await?;
+        let sink: CopyInSink<Bytes> = self.session()?.client.copy_in(&statement).await.map_err(db)?;
+        pin_mut!(sink);
+        for piece in rows.finish() {
+            sink.feed(piece).await.map_err(db)?;
+        }
+        sink.finish().await.map_err(db)
+    }
+
+    /// The bytes of `COPY (query) TO STDOUT`, handed to `take` piece by piece.
+    pub async fn copy_out(&self, sql: &str, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
+        let statement = self.prepare(sql).await?;
+        let stream = self.session()?.client.copy_out(&statement).await.map_err(db)?;
+        pin_mut!(stream);
+        while let Some(piece) = stream.try_next().await.map_err(db)? {
+            take(piece.chunk())?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PgConn {
+    fn drop(&mut self) {
+        let (Some(session), pool, permit) = (self.session.take(), self.pool.clone(), self.permit.take())
+        else {
+            return;
+        };
+        if !self.in_transaction {
+            pool.put_back(session);
+            return;
+        }
+        // Without a runtime the connection is closed, which rolls back too.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let wait = Duration::from_millis(pool.options.connect_timeout_ms.max(1));
+            match tokio::time::timeout(wait, session.client.batch_execute("ROLLBACK")).await {
+                Ok(Ok(())) => pool.put_back(session),
+                Ok(Err(error)) => {
+                    tracing::debug!(error = %text(&error), "a rollback failed; connection closed")
+                }
+                Err(_) => tracing::debug!("a rollback took too long; connection closed"),
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// The key of a named advisory lock: FNV-1a, which never changes.
+pub fn lock_key(name: &str) -> i64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash as i64
+}
+
+/// The URL as the client takes it: it knows no `verify-ca` and `verify-full`, which here mean what `require` means.
+fn parse_url(text: &str) -> Result<Config> {
+    // The parser's message may quote the text, password included.
+    let invalid = || {
+        StoreError::Invalid(
+            "the database URL can't be read; expected postgres://user:password@host:port/database?sslmode=...".into(),
+        )
+    };
+    let Ok(mut url) = url::Url::parse(text) else {
+        return Config::from_str(text).map_err(|_| invalid());
+    };
+    let mut pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+    let mut has_mode = false;
+    for (name, value) in &mut pairs {
+        if name == "sslmode" {
+            has_mode = true;
+            if value == "verify-ca" || value == "verify-full" {
+                *value = "require".into();
+            }
+        }
+    }
+    if !has_mode {
+        pairs.push(("sslmode".into(), "disable".into()));
+    }
+    url.query_pairs_mut().clear().extend_pairs(pairs);
+    // A form encodes spaces as `+`, which the client doesn't undo.
+    Config::from_str(&url.as_str().replace('+', "%20")).map_err(|_| invalid())
+}
+
+fn tls(mode: SslMode) -> Result<MakeRustlsConnect> {
+    let mut roots = rustls::RootCertStore::empty();
+    if mode != SslMode::Disable {
+        let found = rustls_native_certs::load_native_certs();
+        let (added, _) = roots.add_parsable_certificates(found.certs);
+        if added == 0 {
+            return Err(StoreError::Invalid(format!(
+                "sslmode asks for TLS, but no root certificate of the system could be read ({} errors); install ca-certificates",
+                found.errors.len()
+            )));
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| StoreError::Invalid(format!("TLS can't be set up: {error}")))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(MakeRustlsConnect::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_say_whether_tls_is_used() {
+        let mode = |text: &str| parse_url(text).unwrap().get_ssl_mode();
+        assert_eq!(mode("postgres://u:p%2B+x@h:5/d"), SslMode::Disable);
+        assert_eq!(mode("postgres://u@h/d?sslmode=prefer"), SslMode::Prefer);
+        assert_eq!(mode("postgresql://u@h/d?sslmode=verify-full&application_name=a%20b"), SslMode::Require);
+        let config = parse_url("postgres://u:p%2Bx@h:5/d").unwrap();
+        assert_eq!(config.get_password(), Some(&b"p+x"[..]));
+        assert_eq!((config.get_ports(), config.get_dbname()), (&[5][..], Some("d")));
+    }
+
+    #[test]
+    fn a_bad_url_is_not_quoted() {
+        let error = parse_url("postgres://u:secret@h:port/d").unwrap_err().to_string();
+        assert!(!error.contains("secret"), "{error}");
+        let options = PgOptions::new("postgres://u:secret@h/d");
+        assert!(!format!("{options:?}").contains("secret"));
+    }
+
+    #[test]
+    fn lock_keys_never_change() {
+        assert_eq!(lock_key("cairn.migrate.raw"), lock_key("cairn.migrate.raw"));
+        assert_eq!(lock_key(""), 0xcbf2_9ce4_8422_2325_u64 as i64);
+    }
+}
