@@ -14,7 +14,16 @@ build_binaries() {
 
 stage_checks() { run_lint; }
 
-stage_cargo() { locked_cargo test --workspace --no-fail-fast -- --quiet; }
+# With a PostgreSQL server, which is stopped afterwards unless it was up before; `--embedded` goes without.
+stage_cargo() {
+  if [ -z "${EMBEDDED:-}" ] && [ -z "${CAIRN_TEST_PG_URL:-}" ]; then
+    if ! { alive "$RUN/postgres/pid" && postgres_check; }; then trap postgres_stop EXIT; fi
+    servers_up postgres || return 1
+    CAIRN_TEST_PG_URL="$(postgres_url)"
+    export CAIRN_TEST_PG_URL
+  fi
+  locked_cargo test --workspace --no-fail-fast -- --quiet
+}
 
 # Imports the public suite's chain with the real binary, serves it, and asks all the suite's requests over HTTP.
 stage_conformance() {
@@ -57,6 +66,7 @@ totals_of() {
   ' "$1"
 }
 
+EMBEDDED=
 TOTAL_PASSED=0 TOTAL_FAILED=0 SUMMARY=()
 
 # run_stage NAME: a stage that fails without a failed case, or runs no case, counts as one failed.
@@ -77,7 +87,7 @@ run_tests() {
   local stages=() stage
   case "${1:-}" in
     --list) printf '%s\n' "${EMBEDDED_STAGES[@]}" "${SERVER_STAGES[@]}"; return ;;
-    --embedded) stages=("${EMBEDDED_STAGES[@]}") ;;
+    --embedded) EMBEDDED=1 stages=("${EMBEDDED_STAGES[@]}") ;;
     '') stages=("${EMBEDDED_STAGES[@]}" "${SERVER_STAGES[@]}") ;;
     *) stages=("$@") ;;
   esac

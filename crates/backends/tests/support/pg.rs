@@ -1,0 +1,80 @@
+//! A database of one's own for each test, on the server behind `CAIRN_TEST_PG_URL`.
+#![allow(dead_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cairn_backends::postgres::{PgOptions, PgPool};
+
+/// A database that is dropped, whoever is connected, when this is.
+pub struct TestDb {
+    /// Where it is.
+    pub url: String,
+    admin_url: String,
+    name: String,
+}
+
+/// The URL of a server on which databases may be made; `None`, with a word on where to get one, where there is none (a failure in CI).
+pub fn server_url() -> Option<String> {
+    if let Ok(url) = std::env::var("CAIRN_TEST_PG_URL")
+        && !url.is_empty()
+    {
+        return Some(url);
+    }
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CAIRN_TEST_PG_URL is not set");
+    eprintln!("not run: CAIRN_TEST_PG_URL is not set. `./dev up postgres` starts a server and prints its URL");
+    None
+}
+
+/// A new, empty database; `None` where there is no server.
+pub async fn database() -> Option<TestDb> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let admin_url = server_url()?;
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("cairn_test_{}_{nanos}_{number}", std::process::id());
+    // Not the template that another connection may be using, and without waiting for a checkpoint.
+    run(&admin_url, &format!("CREATE DATABASE {name} TEMPLATE template0")).await;
+    let (before, query) = admin_url.split_once('?').unwrap_or((&admin_url, ""));
+    let at = before.rfind('/').filter(|at| before[..*at].matches('/').count() >= 2).unwrap_or(before.len());
+    let separator = if query.is_empty() { "" } else { "?" };
+    let url = format!("{}/{name}{separator}{query}", &before[..at]);
+    Some(TestDb { url, admin_url, name })
+}
+
+impl TestDb {
+    /// Options with few connections: many tests run beside each other.
+    pub fn options(&self) -> PgOptions {
+        PgOptions { max_open_conns: 4, max_idle_conns: 4, pool_wait_ms: 60_000, ..PgOptions::new(&self.url) }
+    }
+
+    /// A pool of those.
+    pub fn pool(&self) -> PgPool {
+        PgPool::new(self.options()).expect("a URL")
+    }
+
+    /// Runs statements beside whatever is tested.
+    pub async fn sql(&self, statements: &str) {
+        run(&self.url, statements).await;
+    }
+}
+
+impl Drop for TestDb {
+    fn drop(&mut self) {
+        let (admin_url, name) = (self.admin_url.clone(), self.name.clone());
+        // A test's runtime may be ending, so the drop has its own.
+        let dropping = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(run(&admin_url, &format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")));
+        });
+        if dropping.join().is_err() {
+            eprintln!("database {} was not dropped", self.name);
+        }
+    }
+}
+
+async fn run(url: &str, statements: &str) {
+    let options = PgOptions { max_idle_conns: 0, application_name: "cairn-test".into(), ..PgOptions::new(url) };
+    let pool = PgPool::new(options).expect("a URL");
+    pool.get().await.expect("connects").batch(statements).await.expect("runs");
+}
