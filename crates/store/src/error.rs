@@ -120,6 +120,48 @@ pub enum StoreError {
         /// What is wrong.
         what: String,
     },
+    /// A chunk was read on a fork that is not, or no longer, the one that the derived side stands on.
+    #[error(
+        "heights up to {chunk_end} were read across reorg {reorg_id}, which begins at height {first_orphan}: read them again"
+    )]
+    ForkBelow {
+        /// The height after the chunk's last.
+        chunk_end: Height,
+        /// The entry of the reorg log.
+        reorg_id: u64,
+        /// The first height that it took away.
+        first_orphan: Height,
+    },
+    /// A lease or checkpoint doesn't stand where the caller's work begins.
+    #[error("{what} does not stand at height {expected}: read it again")]
+    LeaseMoved {
+        /// Which lease or checkpoint, and where it stands.
+        what: String,
+        /// Where it was expected.
+        expected: Height,
+    },
+    /// An entry of the reorg log can't be applied now, since the one before it isn't the newest that was.
+    #[error("reorg {asked} can't be applied after {applied}: somebody else applies it, or it is done")]
+    Applied {
+        /// The newest applied entry.
+        applied: u64,
+        /// The entry that was asked for.
+        asked: u64,
+    },
+    /// The app store followed another raw store, or the raw store's reorg log is not the one that it followed.
+    #[error(
+        "the app store follows another raw store: {what}. Give it the raw store that it was made with, or begin anew with an          empty app store; nothing was changed"
+    )]
+    OtherRaw {
+        /// What doesn't match.
+        what: String,
+    },
+    /// A list that can't be read while a reorg is being applied.
+    #[error("{what} can't be read while a reorg is being applied: try again in a moment")]
+    NotYet {
+        /// The list.
+        what: String,
+    },
     /// The database is busy, away or out of space for now.
     #[error("the database could not do it now: {0}")]
     Busy(String),
@@ -132,8 +174,11 @@ impl StoreError {
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            StoreError::Fenced { .. } => ErrorKind::Fenced,
-            StoreError::PurgePending { .. } => ErrorKind::Wait,
+            StoreError::Fenced { .. } | StoreError::LeaseMoved { .. } => ErrorKind::Fenced,
+            StoreError::PurgePending { .. }
+            | StoreError::ForkBelow { .. }
+            | StoreError::Applied { .. }
+            | StoreError::NotYet { .. } => ErrorKind::Wait,
             StoreError::Busy(_) => ErrorKind::Retry,
             StoreError::DoesNotLink { .. } | StoreError::Invalid(_) | StoreError::Missing { .. } => {
                 ErrorKind::GiveUp
@@ -143,6 +188,7 @@ impl StoreError {
             | StoreError::BelowFinality { .. }
             | StoreError::WrongChain { .. }
             | StoreError::UnknownSchema { .. }
+            | StoreError::OtherRaw { .. }
             | StoreError::Locked { .. }
             | StoreError::Corrupt { .. }
             | StoreError::Database(_) => ErrorKind::Halt,

@@ -6,11 +6,13 @@
 //! * [`RawFiller`]: work ahead of the head, under leases and fences.
 //! * [`RawMaintenance`]: bounded background work (merging index runs).
 //! * [`RawDump`]: the canonical dump by which two stores are compared.
+//! * [`derived`]: tables, leases and checkpoints of what is derived.
 //!
 //! Ordering, atomicity: each verb of a writer is one transaction. Whatever it changes becomes visible at once, with
 //! the head row, or not at all. Readers never wait for writers.
 
 mod check;
+pub mod derived;
 mod dump;
 mod error;
 mod filler;

@@ -1,0 +1,3 @@
+//! Derived work: processors, and what runs them.
+
+pub mod processor;

@@ -1,0 +1,213 @@
+//! What a processor is: a pure function from a decoded block, or from derived rows, to rows.
+//!
+//! A processor has a name, a version and its upstreams; no I/O and no clock, enrichers' questions excepted. The pipeline does
+//! the rest: fetch, order, batch, commit, retry, measure.
+//!
+//! * A [`Mapper`] makes event rows from one block. Ranges run in parallel and in any order.
+//! * A [`Folder`] makes state from event rows, strictly in chain order.
+//! * An [`Enricher`] asks a node about things that event rows name. It never gates anything.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cairn_core::{BlockFacts, BlockRef, Parts, StoredBlock};
+use cairn_store::derived::{Change, Key, Row, Severity, TableDef};
+
+/// What every processor says of itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ServiceInfo {
+    /// Its name: the `worker_type` of its leases and the `service_name` of its checkpoint.
+    pub name: &'static str,
+    /// Raised whenever the same block would make other rows. An older binary can't claim a newer one's leases.
+    pub version: u32,
+    /// Services whose checkpoints it never passes.
+    pub upstreams: &'static [&'static str],
+    /// The tables that it alone writes.
+    pub tables: &'static [&'static TableDef],
+}
+
+/// Something that could not be understood. It is kept in the error log, once, and never stops a batch by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed {
+    /// The transaction's id as `0x` and hex; empty where it is not in one.
+    pub transaction_id: String,
+    /// How bad it is: a policy says whether the range may complete over a [`Severity::Fatal`] one.
+    pub severity: Severity,
+    /// What is wrong; names contract, topic and field. The same words for the same fault: it tells errors apart.
+    pub message: String,
+    /// The payload, at most 8 KiB of it.
+    pub raw_data: Vec<u8>,
+}
+
+/// What a mapper made of blocks.
+#[derive(Debug, Default)]
+pub struct Output {
+    rows: BTreeMap<&'static str, Vec<Row>>,
+    malformed: Vec<Malformed>,
+    bytes: usize,
+}
+
+impl Output {
+    /// Adds a row.
+    pub fn row(&mut self, table: &'static TableDef, row: Row) {
+        self.bytes += row.size_bytes();
+        self.rows.entry(table.name).or_default().push(row);
+    }
+
+    /// Adds something that could not be understood.
+    pub fn malformed(&mut self, what: Malformed) {
+        self.malformed.push(what);
+    }
+
+    /// The memory that its rows take, in bytes, about.
+    pub fn size_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The rows by table, and what could not be understood.
+    pub fn into_parts(self) -> (BTreeMap<&'static str, Vec<Row>>, Vec<Malformed>) {
+        (self.rows, self.malformed)
+    }
+}
+
+/// A block can't be decoded at all: the range fails and is tried again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("block {block} can't be processed: {message}")]
+pub struct ProcessError {
+    /// The block.
+    pub block: BlockRef,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// Event rows from blocks.
+pub trait Mapper: Send + Sync {
+    /// Its name, version, upstreams and tables.
+    fn service(&self) -> &'static ServiceInfo;
+
+    /// The parts of a block that it needs.
+    fn parts(&self) -> Parts;
+
+    /// Makes the rows of one block. Rows of one block come in any order, and no key twice.
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError>;
+}
+
+/// Changes of one block to tables of state, in order.
+#[derive(Debug, Default)]
+pub struct Changes {
+    changes: Vec<(&'static str, Change)>,
+}
+
+impl Changes {
+    /// Adds a change; several to one row are laid over each other in this order.
+    pub fn change(&mut self, table: &'static TableDef, change: Change) {
+        self.changes.push((table.name, change));
+    }
+
+    /// The changes in order.
+    pub fn into_inner(self) -> Vec<(&'static str, Change)> {
+        self.changes
+    }
+}
+
+/// One block as a folder sees it.
+#[derive(Debug)]
+pub struct FoldBlock<'a> {
+    /// The block's facts.
+    pub facts: &'a BlockFacts,
+    /// The block itself, where the folder asked for parts.
+    pub stored: Option<&'a StoredBlock>,
+    /// The block's rows in each table that the folder reads, in the order of [`Folder::reads`], by key.
+    pub rows: &'a [&'a [Row]],
+}
+
+/// State from event rows.
+pub trait Folder: Send + Sync {
+    /// Its name, version, upstreams and tables. Its upstreams write what it reads.
+    fn service(&self) -> &'static ServiceInfo;
+
+    /// The tables of events that it reads.
+    fn reads(&self) -> &'static [&'static TableDef];
+
+    /// The parts of a block that it needs beside them; empty: facts are enough.
+    fn parts(&self) -> Parts {
+        Parts::empty()
+    }
+
+    /// Folds one block. It sorts rows by their place in the chain itself where order matters.
+    fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError>;
+
+    /// Called once for each row that the block changed, after all its changes, in the order of table and key: what follows
+    /// from the row's old and new state, such as a count of holders. Changes made here don't call it again.
+    fn settled(&self, _table: &'static str, _before: Option<&Row>, _after: &Row, _changes: &mut Changes) {}
+}
+
+/// What a node said, or that it could not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// Rows to store.
+    Rows(Vec<(&'static str, Row)>),
+    /// There is nothing to know: don't ask again.
+    Nothing,
+}
+
+/// A node could not be asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct AskError {
+    /// Whether it may work later: the node is away or busy.
+    pub transient: bool,
+    /// What went wrong.
+    pub message: String,
+}
+
+/// Answers of a node about things that event rows name.
+#[async_trait]
+pub trait Enricher: Send + Sync {
+    /// Its name, version, upstreams and tables (answers or content). Its upstreams write what it reads.
+    fn service(&self) -> &'static ServiceInfo;
+
+    /// The tables of events that name what it asks about.
+    fn reads(&self) -> &'static [&'static TableDef];
+
+    /// The things that a row of `reads()[table]` names: keys of [`Enricher::known_in`].
+    fn wanted(&self, table: usize, row: &Row, wanted: &mut Vec<Key>);
+
+    /// The table whose rows say that a thing is known already.
+    fn known_in(&self) -> &'static TableDef;
+
+    /// Asks about one thing as it is at a block. Bounded in time and size by the implementation.
+    async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError>;
+
+    /// The rows that say that a thing could not be learnt, after the last try.
+    fn given_up(&self, key: &Key, at: BlockRef, message: &str) -> Vec<(&'static str, Row)>;
+}
+
+/// A processor of any kind.
+#[derive(Clone)]
+pub enum Processor {
+    /// See [`Mapper`].
+    Mapper(Arc<dyn Mapper>),
+    /// See [`Folder`].
+    Folder(Arc<dyn Folder>),
+    /// See [`Enricher`].
+    Enricher(Arc<dyn Enricher>),
+}
+
+impl Processor {
+    /// What it says of itself.
+    pub fn service(&self) -> &'static ServiceInfo {
+        match self {
+            Processor::Mapper(mapper) => mapper.service(),
+            Processor::Folder(folder) => folder.service(),
+            Processor::Enricher(enricher) => enricher.service(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Processor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Processor").field(&self.service().name).finish()
+    }
+}

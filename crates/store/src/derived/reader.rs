@@ -1,0 +1,126 @@
+//! Reading derived tables: snapshots, point reads, and index scans.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cairn_core::Height;
+
+use super::fork::{DerivedCheckpoint, ForkState};
+use super::lease::{LeaseFilter, WorkerLease};
+use super::row::{Key, Row};
+use super::value::Value;
+use crate::{Dump, Result};
+
+/// The most rows that one scan examines.
+pub const MAX_SCAN_ROWS: usize = 10_000;
+
+/// One walk along one index.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scan {
+    /// The table's name.
+    pub table: &'static str,
+    /// The index's name; `None` walks the key.
+    pub index: Option<&'static str>,
+    /// What the first columns of the index equal.
+    pub prefix: Vec<Value>,
+    /// Where to begin: the lower end by the index's order, over the columns after the prefix or the first few of them. A bound of `n` columns is
+    /// compared with the first `n` columns only: `Excluded([5])` leaves out every row with a 5 there.
+    pub lower: Bound<Vec<Value>>,
+    /// Where to end: the upper end, likewise.
+    pub upper: Bound<Vec<Value>>,
+    /// From the upper end down.
+    pub descending: bool,
+    /// Only rows in which these columns have these values; for what no index covers. Rows that don't fit count as examined.
+    pub filters: Vec<(&'static str, Value)>,
+    /// How many rows to return, at most; at least 1.
+    pub limit: usize,
+    /// How many rows to examine, at most; capped at [`MAX_SCAN_ROWS`].
+    pub examine: usize,
+}
+
+impl Scan {
+    /// All rows by the key, ascending.
+    pub fn new(table: &'static str, limit: usize) -> Scan {
+        Scan {
+            table,
+            index: None,
+            prefix: Vec::new(),
+            lower: Bound::Unbounded,
+            upper: Bound::Unbounded,
+            descending: false,
+            filters: Vec::new(),
+            limit,
+            examine: MAX_SCAN_ROWS,
+        }
+    }
+}
+
+/// What a scan found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ScanPage {
+    /// The rows in order.
+    pub rows: Vec<Row>,
+    /// Where the scan stopped because of a limit, as the values of the index's columns after the prefix, all of them: the place of the last row examined. An
+    /// exclusive bound at it goes on. `None`: there is nothing more.
+    pub more: Option<Vec<Value>>,
+}
+
+/// Opens snapshots.
+#[async_trait]
+pub trait DerivedReader: Send + Sync {
+    /// A consistent view of the app store as it is now; hold it for one request only. A backend may end it after two seconds, and then
+    /// answers [`crate::StoreError::Busy`]. Before [`super::ReorgApplier::adopt`] it is [`crate::StoreError::Invalid`].
+    async fn snapshot(&self) -> Result<Arc<dyn DerivedSnapshot>>;
+}
+
+/// A consistent view. No row above the checkpoint of the service that writes its table can be seen in it:
+///
+/// * events (`block_height`) and answers (`asked_at_height`) above it are left out. Answers of a service whose checkpoint is
+///   behind the block that it asked at are shown: the height is when, not what.
+/// * state is that of the checkpoint: a row whose `last_height` is above it is read through the undo table, and where the undo
+///   table says that it did not exist it is left out.
+#[async_trait]
+pub trait DerivedSnapshot: Send + Sync {
+    /// Where it stands in the reorg log.
+    fn forks(&self) -> &ForkState;
+
+    /// Every service's checkpoint, by name.
+    fn checkpoints(&self) -> &[DerivedCheckpoint];
+
+    /// The checkpoint of one service; `None` for one that was never registered.
+    fn checkpoint(&self, service: &str) -> Option<&DerivedCheckpoint> {
+        self.checkpoints().iter().find(|checkpoint| checkpoint.service == service)
+    }
+
+    /// The rows with these keys, in the same order; `None` where there is none.
+    async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>>;
+
+    /// Rows along an index. On a table of state by an index that is ordered by state it is [`crate::StoreError::NotYet`] while a reorg
+    /// is being applied.
+    async fn scan(&self, scan: &Scan) -> Result<ScanPage>;
+
+    /// Every event row of `[from, to)`, in chain order as far as the key says it, for folders; stops after the block that makes it
+    /// pass `max_bytes` and says at which height to go on. Bounded by the service's checkpoint like every read.
+    async fn events(
+        &self,
+        table: &'static str,
+        from: Height,
+        to_exclusive: Height,
+        max_bytes: usize,
+    ) -> Result<(Vec<Row>, Height)>;
+
+    /// Leases, by number.
+    async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>>;
+
+    /// `(table, rows, bytes)` for people; may be estimates.
+    async fn sizes(&self) -> Result<Vec<(String, u64, u64)>>;
+}
+
+/// A store that can be dumped.
+#[async_trait]
+pub trait DerivedDump: Send + Sync {
+    /// Every row of every table and every checkpoint, as sorted lines `table/KEY = column value …` and `checkpoint/SERVICE = HEIGHT ID`.
+    /// Leaves out leases, undo rows, clocks, and tables of answers (law 7). The same rows make the same dump in every backend.
+    async fn dump(&self) -> Result<Dump>;
+}

@@ -1,0 +1,238 @@
+//! The verbs of the derived side. Each is one transaction.
+//!
+//! **The gate** is one lock of the app store: shared for commits, claims, reclaims and reaping; exclusive for whoever applies a reorg
+//! and for the committer. On PostgreSQL it is a transaction-level advisory lock, taken by the first statement of a READ COMMITTED
+//! transaction; a store with a single writer has it by nature.
+//!
+//! A verb that fails changes nothing. A commit whose answer was lost is settled by reading the lease: `done_to` at or above the
+//! chunk's end under one's own fence means that it happened.
+
+use async_trait::async_trait;
+use cairn_core::{BlockId, Height, HeightRange};
+
+use super::fork::{DerivedCheckpoint, ForkState, ReadMark};
+use super::lease::{ClaimRequest, LeaseEnd, LeaseGap, WorkerLease};
+use super::row::{Key, Row};
+use crate::{ReorgEntry, ReorgMark, Result};
+
+/// Rows of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableRows {
+    /// The table's name.
+    pub table: &'static str,
+    /// Whole rows. In a table of events a row that is there already, with the same fields, is left as it is (a chunk done
+    /// twice); with other fields it is [`crate::StoreError::Conflict`]-like corruption and halts. In one of answers or content: answers
+    /// replace, content stays.
+    pub rows: Vec<Row>,
+}
+
+/// What a folder did to one row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateRow {
+    /// The row as it is after the chunk; its `last_height` is that of the last block that changed it.
+    pub row: Row,
+    /// What it was before each block above finality that changed it: `(height, row before; None where there was none)`, ascending.
+    pub undo: Vec<(Height, Option<Row>)>,
+}
+
+/// State of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateRows {
+    /// The table's name.
+    pub table: &'static str,
+    /// One entry a key, no key twice.
+    pub rows: Vec<StateRow>,
+}
+
+/// A chunk of work, ready to be committed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkCommit {
+    /// The heights; begins at the lease's `done_to`, ends in its range.
+    pub chunk: HeightRange,
+    /// The parent of the chunk's first block; `None` where the chunk has only skipped heights.
+    pub parent_id: Option<BlockId>,
+    /// The chunk's last block; `None` where it has only skipped heights.
+    pub last_id: Option<BlockId>,
+    /// What was seen of the reorg log when the chunk was read.
+    pub read: ReadMark,
+    /// For folders: the `applied` entry in the app snapshot that rows were read from, and the demand that the service's checkpoint ends
+    /// where the chunk begins.
+    pub folded_at: Option<u64>,
+    /// Event rows, answers and content.
+    pub rows: Vec<TableRows>,
+    /// State.
+    pub states: Vec<StateRows>,
+    /// For reindexing: event rows of the chunk in these tables are deleted first.
+    pub replaces: Vec<&'static str>,
+    /// Undo rows below this height may go: nothing below it is ever undone.
+    pub finalized: Height,
+    /// The lease is renewed for so long, in milliseconds.
+    pub ttl_ms: u64,
+}
+
+/// What became of a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// The lease after it.
+    pub lease: WorkerLease,
+    /// The service's checkpoint after it.
+    pub checkpoint: DerivedCheckpoint,
+}
+
+/// Committing work.
+#[async_trait]
+pub trait DerivedWriter: Send + Sync {
+    /// Commits a chunk, in one transaction and in this order:
+    ///
+    /// 1. take the gate, shared;
+    /// 2. demand that the lease is ACTIVE under this fence ([`crate::StoreError::Fenced`]), that `done_to` is the chunk's start, and that `last_id` is `parent_id`; a
+    ///    lease without `last_id` records it as `first_parent` instead. Anything else is [`crate::StoreError::LeaseMoved`]. A chunk of only skipped heights
+    ///    keeps `last_id` and leaves `first_parent` unset. `done_to` moves to the chunk's end, `last_id` to `last_id`,
+    ///    `attempt` to 0; at the range's end the lease is COMPLETED;
+    /// 3. refuse with [`crate::StoreError::ForkBelow`] where any entry of the reorg log with an id above `min(R, applied)` (for folders
+    ///    also `folded_at`) and up to `max(R, begun)` has its first orphan below the chunk's end. Entries up to `begun` are taken from this store, newer
+    ///    ones from the [`ReadMark`];
+    /// 4. write the rows in key order; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
+    ///    `parent_id` as its id (or has no id yet).
+    ///
+    /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.
+    /// A lease of kind `Reindex` never moves the checkpoint.
+    async fn commit_chunk(&self, lease: &WorkerLease, commit: ChunkCommit) -> Result<Committed>;
+}
+
+/// Leases and checkpoints.
+#[async_trait]
+pub trait Coordinator: Send + Sync {
+    /// Makes a service known: a checkpoint that ends at `first`, where it has none. Returns it.
+    async fn register(&self, service: &str, first: Height) -> Result<DerivedCheckpoint>;
+
+    /// Claims work (gate: shared). Reclaims first: the lowest lease of any kind that is FAILED, not dead, due, of no newer version; or ACTIVE and expired (which
+    /// is reaped first, and counted). Else inserts the next range of kind `Index`: it begins where the last one ends, or at `first`, ends
+    /// at the next multiple of `range_heights` and not above `stop_exclusive`, and begins below `limit_exclusive`. `None`: nothing to do, or
+    /// the service is paused. The new lease has a new fence.
+    async fn claim(&self, request: &ClaimRequest) -> Result<Option<WorkerLease>>;
+
+    /// Lengthens a lease (gate: shared); [`crate::StoreError::Fenced`] where it is another's.
+    async fn renew(&self, lease: &WorkerLease, ttl_ms: u64) -> Result<WorkerLease>;
+
+    /// Ends a lease that is not complete: FAILED, under a new fence. [`crate::StoreError::Fenced`] where it is another's.
+    async fn end(&self, lease: &WorkerLease, end: LeaseEnd) -> Result<()>;
+
+    /// A lease by number.
+    async fn lease(&self, id: u64) -> Result<Option<WorkerLease>>;
+
+    /// Marks up to `limit` expired ACTIVE leases FAILED, each under a new fence, reclaimable at once; adds an attempt where
+    /// `done_to` has not moved since the claim. Returns those that it marked.
+    async fn reap(&self, limit: usize) -> Result<Vec<WorkerLease>>;
+
+    /// Moves each checkpoint along the unbroken chain of `done_to` of leases of kind `Index` (gate: exclusive): into a lease that begins at
+    /// or before the checkpoint's end and reaches beyond it, where the ids agree: at a lease's start the checkpoint's id has to be
+    /// its `first_parent` (a checkpoint without an id takes any; an unset one stops there; a different one is an alarm). Inside a
+    /// lease the checkpoint got there by that lease itself. Returns those that moved and the alarms.
+    async fn repair_checkpoints(&self) -> Result<Repairs>;
+
+    /// Gaps between leases of kind `Index` of one service, at most `limit`.
+    async fn lease_gaps(&self, limit: usize) -> Result<Vec<LeaseGap>>;
+
+    /// Dead leases, at most `limit`.
+    async fn dead_leases(&self, limit: usize) -> Result<Vec<WorkerLease>>;
+
+    /// An operator frees a dead or failed lease: attempt 0, due now. `None`: there is no such lease, or it isn't FAILED.
+    async fn retry_lease(&self, id: u64) -> Result<Option<WorkerLease>>;
+
+    /// An operator takes an ACTIVE lease from its holder: FAILED under a new fence, due now. `None`: no such lease, or not ACTIVE.
+    async fn release_lease(&self, id: u64) -> Result<Option<WorkerLease>>;
+
+    /// At start, by a process that holds the data directory alone: gives back every ACTIVE lease, uncounted.
+    async fn release_all(&self) -> Result<u64>;
+
+    /// Pauses or resumes a service. Leases that are held are worked off up to the running chunk.
+    async fn set_paused(&self, service: &str, paused: bool) -> Result<()>;
+
+    /// Asks for a range to be made again: leases of kind `Reindex`, FAILED and due, cut at multiples of `range_heights`. Overlap with one that is not
+    /// COMPLETED is [`crate::StoreError::Invalid`]; completed ones in the way are deleted. The range has to end at or below the checkpoint.
+    async fn request_reindex(
+        &self,
+        service: &str,
+        version: u32,
+        range: HeightRange,
+        range_heights: u64,
+    ) -> Result<u64>;
+}
+
+/// How the checkpoints were repaired.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Repairs {
+    /// Those that moved, as they are now.
+    pub moved: Vec<DerivedCheckpoint>,
+    /// Seams where the ids differ: service, height, what is wrong.
+    pub alarms: Vec<SeamAlarm>,
+}
+
+/// Two leases that lie side by side on different forks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeamAlarm {
+    /// The service.
+    pub service: String,
+    /// The height at which the upper lease begins.
+    pub at: Height,
+    /// The last block of the lower one.
+    pub last_id: BlockId,
+    /// The parent that the upper one names.
+    pub first_parent: BlockId,
+}
+
+/// How far an entry has been applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ApplyProgress {
+    /// There are rows left above the common block.
+    More,
+    /// None is left: [`ReorgApplier::finish_apply`] may follow.
+    Done,
+}
+
+/// Applying the raw store's reorg log, in order (law 7). Any number of processes may try at once.
+///
+/// Every verb holds the gate exclusively, locks the row that says what was applied, and demands that it is the entry before:
+/// [`crate::StoreError::Applied`] where somebody else was quicker.
+#[async_trait]
+pub trait ReorgApplier: Send + Sync {
+    /// Begins to follow a raw store at its newest entry, where nothing was followed before; else checks that it is the same
+    /// store: [`crate::StoreError::OtherRaw`]. Returns where it stands.
+    async fn adopt(&self, raw_uuid: [u8; 16], newest: ReorgMark) -> Result<ForkState>;
+
+    /// Where it stands; `None` before [`ReorgApplier::adopt`].
+    async fn forks(&self) -> Result<Option<ForkState>>;
+
+    /// Stores `begun` = the entry, with its digest and first orphan; the digest has to follow that of the entry before, else [`crate::StoreError::OtherRaw`].
+    /// Deletes leases that begin above the common block; every other one whose `to` lies above the height after it gets a new fence
+    /// and is FAILED and due, COMPLETED ones included (a dead one stays dead), attempts unchanged; only where its `done_to` is above that
+    /// height do `done_to` and `last_id` become it and the common block's id. Clamps checkpoints to the common block, whose id becomes theirs.
+    /// Begun already: changes nothing.
+    async fn begin_apply(&self, entry: &ReorgEntry) -> Result<()>;
+
+    /// Deletes event rows and answers above the common block and restores state from the undo table, whose rows go in the same
+    /// transaction; at most about `max_rows` at a call.
+    async fn apply_step(&self, entry_id: u64, max_rows: usize) -> Result<ApplyProgress>;
+
+    /// Moves `applied` to the entry; [`crate::StoreError::Invalid`] while rows are left.
+    async fn finish_apply(&self, entry_id: u64) -> Result<ForkState>;
+}
+
+/// Deleting, for repairs and for a service that begins anew.
+#[async_trait]
+pub trait DerivedMaintenance: Send + Sync {
+    /// Makes partitions for these heights and a lookahead, and builds indexes that were put off; bounded. A backend
+    /// without partitions does nothing.
+    async fn maintain(&self, tip: Height) -> Result<()>;
+
+    /// Forgets everything that a service made: its rows, undo rows, leases and checkpoint, in bounded steps; the checkpoint goes first. Call until it answers
+    /// `false`; then it begins anew by [`Coordinator::register`].
+    async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool>;
+
+    /// Deletes undo rows below `finalized`, at most `max_rows`; returns how many.
+    async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64>;
+
+    /// Rows by key that ought not to be: deletes them (for repair).
+    async fn delete_rows(&self, table: &'static str, keys: &[Key]) -> Result<u64>;
+}
