@@ -6,6 +6,8 @@
 
 pub mod canonical;
 pub mod check;
+mod creates;
+pub mod decoded;
 mod error;
 pub mod eth_config;
 pub mod fees;
@@ -28,6 +30,8 @@ mod withdrawals;
 
 pub use canonical::{ConsensusBlock, from_consensus};
 pub use check::{SendersAre, check_block, check_block_with};
+pub use creates::CreatedContract;
+pub use decoded::{DecodedBlock, DecodedLog, DecodedReceipt, DecodedTx, Recipient};
 pub use error::{CheckFailure, EvmError};
 pub use eth_config::UnknownFork;
 pub use fees::{FeeError, FeeHeader};

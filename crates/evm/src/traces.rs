@@ -74,6 +74,11 @@ pub(crate) fn one(height: Height, stored: &[u8], index: usize) -> Result<Option<
     Ok(entries(height, stored)?.get(index).and_then(|entry| entry.result).map(ToOwned::to_owned))
 }
 
+/// The result of each transaction, in order; `None` where a transaction has none.
+pub(crate) fn results(height: Height, stored: &[u8]) -> Result<Vec<Option<&RawValue>>, EvmError> {
+    Ok(entries(height, stored)?.into_iter().map(|entry| entry.result).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use cairn_core::{TxId, TxStatus};

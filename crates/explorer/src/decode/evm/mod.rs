@@ -1,0 +1,8 @@
+//! Decoders of EVM logs and return data.
+
+pub mod abi;
+pub mod calls;
+mod token_event;
+pub mod transfers;
+
+pub use token_event::{DecodeError, TokenEvent, TokenKind, TokenMove};

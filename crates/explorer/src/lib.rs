@@ -1,0 +1,6 @@
+//! Decoders and processors: what a block means to an explorer.
+//!
+//! Everything here is pure: a decoded block or derived rows in, rows out; no I/O, no clock. [`decode`] reads what strangers wrote (logs,
+//! return data, names) and answers with values or with an error that names the event, never with a panic.
+
+pub mod decode;
