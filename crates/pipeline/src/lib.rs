@@ -1,6 +1,7 @@
 //! What moves blocks from a source into a store and keeps the store in order.
 //!
 //! * [`ingest`]: backfill, follow the head, reorgs, finality, parallel ranges.
+//! * [`derive`]: derived tables: processors, leases, workers, the committer, reorgs applied.
 //! * [`status`]: what the ingester says of itself, for progress bars, readiness and `eth_syncing`.
 //! * [`audit`]: checks every stored block against itself, its links and its index entries.
 //!
@@ -10,6 +11,7 @@
 pub mod audit;
 mod backoff;
 mod budget;
+pub mod derive;
 mod error;
 pub mod ingest;
 pub mod status;

@@ -112,6 +112,6 @@ pub trait ErrorLog: Send + Sync {
     /// Closes errors; returns how many were open.
     async fn resolve(&self, ids: &[u64]) -> Result<u64>;
 
-    /// Deletes errors of blocks at `height` and above that are none of `canonical` (a reorg took them), at most `limit`.
-    async fn forget_orphaned(&self, service: &str, height: Height, canonical: BlockId) -> Result<u64>;
+    /// Deletes the errors of these blocks, resolved or not: a reorg took the blocks. Returns how many.
+    async fn forget_blocks(&self, blocks: &[BlockId]) -> Result<u64>;
 }

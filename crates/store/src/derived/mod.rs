@@ -38,3 +38,11 @@ pub use writer::{
     ApplyProgress, ChunkCommit, Committed, Coordinator, DerivedMaintenance, DerivedWriter, ReorgApplier,
     Repairs, SeamAlarm, StateRow, StateRows, TableRows,
 };
+
+/// Everything that the pipeline needs of an app store.
+pub trait DerivedStore:
+    DerivedReader + DerivedWriter + Coordinator + ReorgApplier + DerivedMaintenance
+{
+}
+
+impl<T: DerivedReader + DerivedWriter + Coordinator + ReorgApplier + DerivedMaintenance> DerivedStore for T {}
