@@ -8,12 +8,14 @@ mod clock;
 mod error;
 mod height;
 mod id;
+mod layout;
 
 pub use block::{BlockFacts, Parts, RawBlock, StoredBlock, TxFacts, TxStatus};
 pub use clock::{Clock, SystemClock};
 pub use error::ErrorKind;
 pub use height::{Height, HeightRange};
 pub use id::{BlockId, BlockRef, ChainId, Fence, HexError, LinkedRef, TxId};
+pub use layout::{BlockLayout, EventSlice, EvmLookup, Slices, TxSlice, Uncut};
 
 /// A term or a hash prefix in the store's index: the first eight bytes, big-endian, of whatever is looked up.
 ///

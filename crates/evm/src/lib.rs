@@ -13,6 +13,7 @@ pub mod eth_config;
 pub mod fees;
 pub mod filter;
 pub mod genesis;
+mod layout;
 pub mod overlay;
 pub mod params;
 pub mod profile;
@@ -37,6 +38,7 @@ pub use eth_config::UnknownFork;
 pub use fees::{FeeError, FeeHeader};
 pub use filter::{BlockSelector, FilterLimits, LogFilter, RangeError, parse_filter, resolve_range};
 pub use genesis::{GenesisError, chain_config_json, genesis_block};
+pub use layout::EvmLayout;
 pub use params::{
     Arguments, BlockAt, BlockTag, ParamError, TagHeights, parse_address, parse_block_at, parse_block_tag,
     parse_bool, parse_count, parse_data, parse_hash, parse_percentiles, parse_quantity, parse_quantity_u256,

@@ -1,0 +1,286 @@
+//! How a block's bytes are cut into rows, and put together again. A store knows no chain: the chain's codec says by
+//! [`BlockLayout`] which bytes belong to which transaction and event, and a store with rows keeps them there; what lies between is the
+//! **skeleton**, which stays with the block. Cutting loses nothing: [`rebuild_body`] and [`rebuild_receipts`] give back the same bytes.
+//!
+//! # The layout's bytes
+//!
+//! Persisted. A version byte, 1, then LEB128 varints: for each transaction the skeleton's bytes before its own ones in the body; then for each
+//! transaction the skeleton's bytes before its receipt, and for each of its events the receipt's own bytes before it. What follows the last
+//! event of a receipt, and the last slice of a part, is whatever is left.
+
+pub use cairn_core::{BlockLayout, EventSlice, EvmLookup, Slices, TxSlice, Uncut};
+
+use cairn_core::RawBlock;
+
+use crate::StoreError;
+
+/// The encoding that this program writes.
+const LAYOUT_VERSION: u8 = 1;
+
+/// A block in pieces that borrow from it.
+#[derive(Debug)]
+pub struct Cut<'a> {
+    /// One for each transaction.
+    pub transactions: Vec<CutTx<'a>>,
+    /// One for each event.
+    pub events: Vec<CutEvent<'a>>,
+    /// The body's bytes that belong to no transaction.
+    pub body_skeleton: Vec<u8>,
+    /// The receipts' bytes that belong to no transaction.
+    pub receipts_skeleton: Vec<u8>,
+    /// How the pieces fit together.
+    pub layout: Vec<u8>,
+}
+
+/// A transaction's pieces.
+#[derive(Debug)]
+pub struct CutTx<'a> {
+    /// Its bytes in the body.
+    pub body: &'a [u8],
+    /// Its receipt without its events.
+    pub result: Vec<u8>,
+    /// How many events it has.
+    pub event_count: u32,
+}
+
+/// An event's piece.
+#[derive(Debug)]
+pub struct CutEvent<'a> {
+    /// Its transaction's index in the block.
+    pub tx_index: u32,
+    /// Its bytes.
+    pub payload: &'a [u8],
+}
+
+/// Cuts a block. `None` where the slices don't fit it: out of bounds, overlapping, out of order, or of another number of transactions.
+pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
+    if slices.transactions.len() != block.transactions.len() {
+        return None;
+    }
+    let (body, receipts) = (&block.body[..], &block.receipts[..]);
+    let mut layout = vec![LAYOUT_VERSION];
+    let (mut body_skeleton, mut at) = (Vec::new(), 0);
+    for tx in &slices.transactions {
+        let gap = body.get(at..tx.body.start)?;
+        body.get(tx.body.clone())?;
+        put_varint(&mut layout, gap.len());
+        body_skeleton.extend_from_slice(gap);
+        at = tx.body.end;
+    }
+    body_skeleton.extend_from_slice(body.get(at..)?);
+
+    let (mut receipts_skeleton, mut at) = (Vec::new(), 0);
+    let mut events = slices.events.iter().peekable();
+    let mut cut_events = Vec::with_capacity(slices.events.len());
+    let mut transactions = Vec::with_capacity(slices.transactions.len());
+    for (index, tx) in (0u32..).zip(&slices.transactions) {
+        let gap = receipts.get(at..tx.receipt.start)?;
+        put_varint(&mut layout, gap.len());
+        receipts_skeleton.extend_from_slice(gap);
+        let (mut result, mut inner, mut event_count) = (Vec::new(), tx.receipt.start, 0);
+        while let Some(event) = events.next_if(|event| event.tx_index == index) {
+            if event.range.end > tx.receipt.end {
+                return None;
+            }
+            let before = receipts.get(inner..event.range.start)?;
+            put_varint(&mut layout, before.len());
+            result.extend_from_slice(before);
+            cut_events.push(CutEvent { tx_index: index, payload: receipts.get(event.range.clone())? });
+            inner = event.range.end;
+            event_count += 1;
+        }
+        result.extend_from_slice(receipts.get(inner..tx.receipt.end)?);
+        at = tx.receipt.end;
+        transactions.push(CutTx { body: &body[tx.body.clone()], result, event_count });
+    }
+    receipts_skeleton.extend_from_slice(receipts.get(at..)?);
+    // Events that belong to no transaction, or out of order.
+    if events.next().is_some() {
+        return None;
+    }
+    Some(Cut { transactions, events: cut_events, body_skeleton, receipts_skeleton, layout })
+}
+
+/// The body again, from its skeleton, the layout, and each transaction's bytes in order.
+pub fn rebuild_body(skeleton: &[u8], layout: &[u8], bodies: &[&[u8]]) -> Result<Vec<u8>, StoreError> {
+    let mut gaps = Gaps::open(layout)?;
+    let mut skeleton = Skeleton(skeleton);
+    let mut out = Vec::with_capacity(skeleton.0.len() + bodies.iter().map(|body| body.len()).sum::<usize>());
+    for body in bodies {
+        out.extend_from_slice(skeleton.take(gaps.next()?)?);
+        out.extend_from_slice(body);
+    }
+    out.extend_from_slice(skeleton.0);
+    Ok(out)
+}
+
+/// The receipts again, from their skeleton, the layout, each transaction's result and number of events, and each event's bytes, all in order.
+pub fn rebuild_receipts(
+    skeleton: &[u8],
+    layout: &[u8],
+    results: &[(&[u8], u32)],
+    events: &[&[u8]],
+) -> Result<Vec<u8>, StoreError> {
+    let mut gaps = Gaps::open(layout)?;
+    for _ in results {
+        gaps.next()?;
+    }
+    let mut skeleton = Skeleton(skeleton);
+    let mut events = events.iter();
+    let mut out = Vec::new();
+    for (result, event_count) in results {
+        out.extend_from_slice(skeleton.take(gaps.next()?)?);
+        let mut result = Skeleton(result);
+        for _ in 0..*event_count {
+            out.extend_from_slice(result.take(gaps.next()?)?);
+            out.extend_from_slice(events.next().ok_or_else(|| damaged("an event is missing"))?);
+        }
+        out.extend_from_slice(result.0);
+    }
+    out.extend_from_slice(skeleton.0);
+    if events.next().is_some() {
+        return Err(damaged("there are more events than its transactions have"));
+    }
+    Ok(out)
+}
+
+fn damaged(what: &str) -> StoreError {
+    StoreError::Corrupt { place: "a block's layout".into(), what: what.into() }
+}
+
+/// Bytes that are taken from the front.
+struct Skeleton<'a>(&'a [u8]);
+
+impl<'a> Skeleton<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], StoreError> {
+        let (taken, rest) =
+            self.0.split_at_checked(length).ok_or_else(|| damaged("it asks for more bytes than there are"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+}
+
+struct Gaps<'a>(&'a [u8]);
+
+impl<'a> Gaps<'a> {
+    fn open(layout: &'a [u8]) -> Result<Self, StoreError> {
+        match layout.split_first() {
+            Some((&LAYOUT_VERSION, rest)) => Ok(Gaps(rest)),
+            Some((version, _)) => Err(damaged(&format!("its version {version} is unknown"))),
+            None => Err(damaged("it is empty")),
+        }
+    }
+
+    fn next(&mut self) -> Result<usize, StoreError> {
+        let mut value = 0usize;
+        for shift in (0..usize::BITS).step_by(7) {
+            let (byte, rest) = self.0.split_first().ok_or_else(|| damaged("it ends too early"))?;
+            self.0 = rest;
+            value |= usize::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(damaged("a number in it is too long"))
+    }
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: usize) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use cairn_core::Height;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::suite::blocks::{anchor_parent, block};
+
+    fn rebuilt(cut: &Cut<'_>) -> (Vec<u8>, Vec<u8>) {
+        let bodies: Vec<&[u8]> = cut.transactions.iter().map(|tx| tx.body).collect();
+        let results: Vec<(&[u8], u32)> =
+            cut.transactions.iter().map(|tx| (&tx.result[..], tx.event_count)).collect();
+        let events: Vec<&[u8]> = cut.events.iter().map(|event| event.payload).collect();
+        (
+            rebuild_body(&cut.body_skeleton, &cut.layout, &bodies).unwrap(),
+            rebuild_receipts(&cut.receipts_skeleton, &cut.layout, &results, &events).unwrap(),
+        )
+    }
+
+    /// A block of `counts.len()` transactions, each with so many events, and ascending slices at random distances.
+    fn sliced(counts: &[u32], steps: &[u8], body: Vec<u8>, receipts: Vec<u8>) -> (RawBlock, Slices) {
+        let mut steps = steps.iter().copied().cycle();
+        let mut step = |at: usize, end: usize| (at + usize::from(steps.next().unwrap_or(0))).min(end);
+        let mut raw = block(Height(1), anchor_parent(Height(1)), 0);
+        let tx = cairn_core::TxFacts {
+            id: Default::default(),
+            sender: Bytes::new(),
+            status: cairn_core::TxStatus::Ok,
+        };
+        raw.transactions = vec![tx; counts.len()];
+        let mut slices = Slices::default();
+        let (mut b, mut r) = (0, 0);
+        for (index, count) in (0..).zip(counts) {
+            let (body_start, receipt_start) = (step(b, body.len()), step(r, receipts.len()));
+            b = step(body_start, body.len());
+            r = receipt_start;
+            for _ in 0..*count {
+                let start = step(r, receipts.len());
+                r = step(start, receipts.len());
+                slices.events.push(EventSlice { tx_index: index, range: start..r });
+            }
+            r = step(r, receipts.len());
+            slices.transactions.push(TxSlice { body: body_start..b, receipt: receipt_start..r });
+        }
+        raw.body = body.into();
+        raw.receipts = receipts.into();
+        (raw, slices)
+    }
+
+    proptest! {
+        #[test]
+        fn cutting_loses_nothing(
+            counts in prop::collection::vec(0u32..4, 0..6),
+            steps in prop::collection::vec(0u8..20, 1..20),
+            body in prop::collection::vec(any::<u8>(), 0..200),
+            receipts in prop::collection::vec(any::<u8>(), 0..400),
+        ) {
+            let (raw, slices) = sliced(&counts, &steps, body, receipts);
+            let cut = cut(&raw, &slices).expect("fits");
+            let (body, receipts) = rebuilt(&cut);
+            prop_assert_eq!(&body[..], &raw.body[..]);
+            prop_assert_eq!(&receipts[..], &raw.receipts[..]);
+        }
+
+        #[test]
+        fn damage_is_an_error_or_other_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            let _ = rebuild_body(&bytes, &bytes, &[&bytes, &bytes]);
+            let _ = rebuild_receipts(&bytes, &bytes, &[(&bytes, 3), (&bytes, 0)], &[&bytes]);
+        }
+    }
+
+    #[test]
+    fn slices_that_do_not_fit_are_refused() {
+        let (raw, slices) = sliced(&[1, 1], &[2], vec![1; 40], vec![2; 40]);
+        assert!(cut(&raw, &slices).is_some());
+        let spoil: [fn(&mut Slices); 6] = [
+            |s| drop(s.transactions.pop()),
+            |s| s.transactions[1].body = 0..3,
+            |s| s.transactions[1].receipt.end = 99,
+            |s| s.events[0].range = 39..40,
+            |s| s.events.swap(0, 1),
+            |s| s.events[1].tx_index = 7,
+        ];
+        for spoil in spoil {
+            let mut bad = slices.clone();
+            spoil(&mut bad);
+            assert!(cut(&raw, &bad).is_none(), "{bad:?}");
+        }
+    }
+}
