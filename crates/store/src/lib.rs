@@ -5,6 +5,7 @@
 //! * [`RawWriter`]: the ingester's verbs on the tip: append, finalize, rollback, purge.
 //! * [`RawFiller`]: work ahead of the head, under leases and fences.
 //! * [`RawMaintenance`]: bounded background work (merging index runs).
+//! * [`PayloadStore`] and [`PayloadRegistry`]: large payloads in object storage, and the rows that say which are needed.
 //! * [`RawDump`]: the canonical dump by which two stores are compared.
 //! * [`derived`]: tables, leases and checkpoints of what is derived.
 //!
@@ -17,11 +18,14 @@ mod dump;
 mod error;
 mod filler;
 mod head;
+pub mod layout;
 pub mod memory;
+mod payload;
 mod reader;
 mod reorg;
 pub mod runs;
 pub mod suite;
+pub mod suite_payload;
 mod writer;
 
 pub use check::{MAX_SENDER_BYTES, check_batch};
@@ -29,6 +33,12 @@ pub use dump::{Dump, DumpBuilder, RawDump};
 pub use error::StoreError;
 pub use filler::{RawFiller, RawLease, RawLeaseState};
 pub use head::{Checkpoint, HeadRow, PendingPurge, RAW_INGESTER, ReorgMark, StoreInfo};
+pub use payload::{
+    CollectOptions, Collected, ListedPayload, LivePage, MarkedDead, MemoryPayloads, MemoryRegistry,
+    MemoryTransaction, Missing, OffloadOptions, ParsePayloadKeyError, PayloadContent, PayloadCursor,
+    PayloadError, PayloadHash, PayloadPage, PayloadRef, PayloadRegistry, PayloadRow, PayloadState,
+    PayloadStore, PutOutcome, Reservation, check_live, collect_orphans, offload,
+};
 pub use reader::{IndexFingerprint, LogQuery, RawReader, RawSnapshot, StoreSizes, TxPlace};
 pub use reorg::{OrphanRef, ReorgEntry};
 pub use writer::{AppendBatch, Maintained, PurgeProgress, RawMaintenance, RawWriter, Rollback};
