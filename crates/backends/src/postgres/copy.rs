@@ -272,7 +272,7 @@ fn trimmed(bytes: &[u8]) -> &[u8] {
 }
 
 /// PostgreSQL's binary NUMERIC: digit count, weight of the first digit, sign, scale, then digits of base 10,000.
-fn put_numeric(negative: bool, magnitude_be: &[u8], out: &mut BytesMut) {
+pub(super) fn put_numeric(negative: bool, magnitude_be: &[u8], out: &mut BytesMut) {
     // Limbs of 32 bits, the highest first.
     let bytes = trimmed(magnitude_be);
     let mut limbs: Vec<u32> = bytes

@@ -287,6 +287,17 @@ impl PgConn {
         self.batch(isolation.begin()).await
     }
 
+    /// Begins a transaction and runs `settings`, statements of our own such as `SET LOCAL …`, in the same round trip.
+    pub(crate) async fn begin_with(&mut self, isolation: Isolation, settings: &str) -> Result<()> {
+        self.in_transaction = true;
+        self.batch(&format!("{}; {settings}", isolation.begin())).await
+    }
+
+    /// The client itself, for callers that send several statements at once or act on the server's error.
+    pub(crate) fn client(&self) -> Result<&Client> {
+        Ok(&self.session()?.client)
+    }
+
     /// Commits the transaction.
     pub async fn commit(&mut self) -> Result<()> {
         self.batch("COMMIT").await?;
