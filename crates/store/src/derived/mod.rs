@@ -10,15 +10,18 @@
 //! The app store knows nothing of the raw store but its uuid and the reorgs that it applied. The order of locks is: the gate, the row
 //! of what was applied, leases by number, checkpoints by name, tables as the catalog has them, keys ascending.
 
+mod dump;
 mod errors;
 mod fork;
 mod lease;
 mod reader;
 mod row;
+pub mod rules;
 mod table;
 mod value;
 mod writer;
 
+pub use dump::DerivedDumpBuilder;
 pub use errors::{
     ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity,
 };

@@ -62,7 +62,7 @@ pub struct ScanPage {
     /// The rows in order.
     pub rows: Vec<Row>,
     /// Where the scan stopped because of a limit, as the values of the index's columns after the prefix, all of them: the place of the last row examined. An
-    /// exclusive bound at it goes on. `None`: there is nothing more.
+    /// exclusive bound at it goes on. `None`: there is nothing more. (`Some` where nothing follows is allowed.)
     pub more: Option<Vec<Value>>,
 }
 
@@ -76,8 +76,9 @@ pub trait DerivedReader: Send + Sync {
 
 /// A consistent view. No row above the checkpoint of the service that writes its table can be seen in it:
 ///
-/// * events (`block_height`) and answers (`asked_at_height`) above it are left out. Answers of a service whose checkpoint is
-///   behind the block that it asked at are shown: the height is when, not what.
+/// * events (`block_height`) above it are left out.
+/// * answers and content are shown whatever the checkpoint: `asked_at_height` is when, not what. Only while a reorg is being applied, answers
+///   that were asked above its common block are left out.
 /// * state is that of the checkpoint: a row whose `last_height` is above it is read through the undo table, and where the undo
 ///   table says that it did not exist it is left out.
 #[async_trait]
@@ -101,7 +102,8 @@ pub trait DerivedSnapshot: Send + Sync {
     async fn scan(&self, scan: &Scan) -> Result<ScanPage>;
 
     /// Every event row of `[from, to)`, in chain order as far as the key says it, for folders; stops after the block that makes it
-    /// pass `max_bytes` and says at which height to go on. Bounded by the service's checkpoint like every read.
+    /// pass `max_bytes` and says at which height to go on: the one after that block, or the end of what could be read, which is `to` or the
+    /// checkpoint of the table's service, and never below `from`.
     async fn events(
         &self,
         table: &'static str,
@@ -120,7 +122,7 @@ pub trait DerivedSnapshot: Send + Sync {
 /// A store that can be dumped.
 #[async_trait]
 pub trait DerivedDump: Send + Sync {
-    /// Every row of every table and every checkpoint, as sorted lines `table/KEY = column value …` and `checkpoint/SERVICE = HEIGHT ID`.
-    /// Leaves out leases, undo rows, clocks, and tables of answers (law 7). The same rows make the same dump in every backend.
+    /// Every row of every table, above the checkpoint too, and every checkpoint; made with [`super::DerivedDumpBuilder`].
+    /// Leaves out leases, undo rows, clocks, and tables of answers and of content (law 7). The same rows make the same dump in every backend.
     async fn dump(&self) -> Result<Dump>;
 }

@@ -21,7 +21,7 @@ pub struct TableRows {
     /// The table's name.
     pub table: &'static str,
     /// Whole rows. In a table of events a row that is there already, with the same fields, is left as it is (a chunk done
-    /// twice); with other fields it is [`crate::StoreError::Conflict`]-like corruption and halts. In one of answers or content: answers
+    /// twice); with other fields it is [`crate::StoreError::Corrupt`] and nothing is written. In one of answers or content: answers
     /// replace, content stays.
     pub rows: Vec<Row>,
 }
@@ -49,7 +49,8 @@ pub struct StateRows {
 pub struct ChunkCommit {
     /// The heights; begins at the lease's `done_to`, ends in its range.
     pub chunk: HeightRange,
-    /// The parent of the chunk's first block; `None` where the chunk has only skipped heights.
+    /// The last block below the chunk, which is the parent of its first block; given for a chunk of only skipped heights too.
+    /// `None` only where such a chunk has nothing below it.
     pub parent_id: Option<BlockId>,
     /// The chunk's last block; `None` where it has only skipped heights.
     pub last_id: Option<BlockId>,
@@ -87,29 +88,34 @@ pub trait DerivedWriter: Send + Sync {
     /// 1. take the gate, shared;
     /// 2. demand that the lease is ACTIVE under this fence ([`crate::StoreError::Fenced`]), that `done_to` is the chunk's start, and that `last_id` is `parent_id`; a
     ///    lease without `last_id` records it as `first_parent` instead. Anything else is [`crate::StoreError::LeaseMoved`]. A chunk of only skipped heights
-    ///    keeps `last_id` and leaves `first_parent` unset. `done_to` moves to the chunk's end, `last_id` to `last_id`,
+    ///    keeps `last_id`, or takes `parent_id` for it; without a `parent_id` it leaves both unset. `done_to` moves to the chunk's end, `last_id` to `last_id`,
     ///    `attempt` to 0; at the range's end the lease is COMPLETED;
     /// 3. refuse with [`crate::StoreError::ForkBelow`] where any entry of the reorg log with an id above `min(R, applied)` (for folders
-    ///    also `folded_at`) and up to `max(R, begun)` has its first orphan below the chunk's end. Entries up to `begun` are taken from this store, newer
+    ///    also `folded_at`) and up to `max(R, begun)` has its first orphan below the chunk's end, or at or below a height at which an answer in
+    ///    it was asked. Entries up to `begun` are taken from this store, newer
     ///    ones from the [`ReadMark`];
     /// 4. write the rows in key order; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
     ///    `parent_id` as its id (or has no id yet).
     ///
     /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.
-    /// A lease of kind `Reindex` never moves the checkpoint.
+    /// A lease of kind `Reindex` never moves the checkpoint. A service that was never registered, or is being reset, commits nothing:
+    /// [`crate::StoreError::LeaseMoved`]. The shape is checked before: [`super::rules::CheckedChunk`].
     async fn commit_chunk(&self, lease: &WorkerLease, commit: ChunkCommit) -> Result<Committed>;
 }
 
 /// Leases and checkpoints.
 #[async_trait]
 pub trait Coordinator: Send + Sync {
-    /// Makes a service known: a checkpoint that ends at `first`, where it has none. Returns it.
+    /// Makes a service known: a checkpoint that ends at `first`, where it has none. Returns it. [`crate::StoreError::Invalid`] where
+    /// it has leases without a checkpoint: a reset was not finished.
     async fn register(&self, service: &str, first: Height) -> Result<DerivedCheckpoint>;
 
     /// Claims work (gate: shared). Reclaims first: the lowest lease of any kind that is FAILED, not dead, due, of no newer version; or ACTIVE and expired (which
     /// is reaped first, and counted). Else inserts the next range of kind `Index`: it begins where the last one ends, or at `first`, ends
     /// at the next multiple of `range_heights` and not above `stop_exclusive`, and begins below `limit_exclusive`. `None`: nothing to do, or
-    /// the service is paused. The new lease has a new fence.
+    /// the service is paused. The new lease has a new fence. A service that is not registered is
+    /// [`crate::StoreError::Invalid`]. Of two leases that begin at one height the one with the lower number goes first; expired means that
+    /// `expires_at_ms` is not above the clock.
     async fn claim(&self, request: &ClaimRequest) -> Result<Option<WorkerLease>>;
 
     /// Lengthens a lease (gate: shared); [`crate::StoreError::Fenced`] where it is another's.
@@ -207,7 +213,8 @@ pub trait ReorgApplier: Send + Sync {
     /// Stores `begun` = the entry, with its digest and first orphan; the digest has to follow that of the entry before, else [`crate::StoreError::OtherRaw`].
     /// Deletes leases that begin above the common block; every other one whose `to` lies above the height after it gets a new fence
     /// and is FAILED and due, COMPLETED ones included (a dead one stays dead), attempts unchanged; only where its `done_to` is above that
-    /// height do `done_to` and `last_id` become it and the common block's id. Clamps checkpoints to the common block, whose id becomes theirs.
+    /// height do `done_to` and `last_id` become it and the common block's id. Clamps checkpoints to the common block, whose id becomes theirs; one of
+    /// a service all of whose leases begin above it goes back to where the lowest began, without an id. See [`super::rules`].
     /// Begun already: changes nothing.
     async fn begin_apply(&self, entry: &ReorgEntry) -> Result<()>;
 
@@ -226,7 +233,8 @@ pub trait DerivedMaintenance: Send + Sync {
     /// without partitions does nothing.
     async fn maintain(&self, tip: Height) -> Result<()>;
 
-    /// Forgets everything that a service made: its rows, undo rows, leases and checkpoint, in bounded steps; the checkpoint goes first. Call until it answers
+    /// Forgets everything that a service made: its rows, undo rows, leases and checkpoint, in bounded steps; the checkpoint goes first
+    /// and the leases last. Call until it answers
     /// `false`; then it begins anew by [`Coordinator::register`].
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool>;
 
