@@ -1,3 +1,289 @@
 //! Derived work: processors, and what runs them.
+//!
+//! A [`Deriver`] runs workers for every service, the applier of reorgs, the committer, and maintenance, until told to stop. Many processes
+//! may run one on the same stores; the app store's gate and fences order what they do.
+//!
+//! * **Ordering.** A mapper's ranges are worked on in any order; folders and enrichers go one range after the other. Nobody passes
+//!   an upstream's checkpoint.
+//! * **Atomicity.** A chunk's rows, its lease and, where it ends there, the checkpoint move in one transaction.
+//! * **Back-pressure.** Workers read from the raw store at their own pace, a bounded chunk at a time; ingestion never waits for them.
+//! * **Shutdown.** The running chunk is committed or dropped, and leases are given back.
 
+mod apply;
+mod committer;
+mod context;
+mod enrich;
+mod error;
+mod fold;
+mod held;
+mod map;
+mod options;
 pub mod processor;
+mod read;
+pub mod status;
+mod wake;
+mod worker;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::ErrorKind;
+use cairn_store::derived::{Catalog, DerivedStore, ErrorLog};
+use cairn_store::{RawReader, StoreError};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use context::Context;
+use processor::Processor;
+use status::DeriveBoard;
+use worker::Worker;
+
+pub use error::DeriveError;
+pub use options::{Compute, DeriveOptions, MalformedPolicy};
+
+/// Undo rows deleted by one statement.
+const PRUNE_ROWS: usize = 10_000;
+/// How often maintenance comes round, in milliseconds.
+const MAINTAIN_MS: u64 = 10_000;
+
+/// Runs processors over a raw store into an app store.
+pub struct Deriver {
+    context: Arc<Context>,
+    processors: Vec<Processor>,
+    hint: Option<watch::Receiver<u64>>,
+}
+
+impl Deriver {
+    /// Over these stores. Checks that the processors fit together: names are unique, upstreams exist and have no cycle, every table
+    /// of a service is in the catalog and says so.
+    pub fn new(
+        raw: Arc<dyn RawReader>,
+        app: Arc<dyn DerivedStore>,
+        errors: Arc<dyn ErrorLog>,
+        catalog: Catalog,
+        processors: Vec<Processor>,
+        options: DeriveOptions,
+    ) -> Result<Self, DeriveError> {
+        let processors = in_order_of_upstreams(processors)?;
+        for processor in &processors {
+            let service = processor.service();
+            for def in service.tables {
+                let table = catalog.table(def.name)?;
+                if table.def().service != service.name {
+                    return Err(DeriveError::Invalid(format!(
+                        "table {} belongs to {}, {} can't write it",
+                        def.name,
+                        table.def().service,
+                        service.name
+                    )));
+                }
+            }
+        }
+        let context = Context {
+            raw,
+            app,
+            errors,
+            catalog,
+            options,
+            board: DeriveBoard::default(),
+            wake: wake::Wake::default(),
+            stop: CancellationToken::new(),
+        };
+        Ok(Deriver { context: Arc::new(context), processors, hint: None })
+    }
+
+    /// Looks at the raw store whenever this changes, instead of at the next poll.
+    pub fn with_hint(mut self, hint: watch::Receiver<u64>) -> Self {
+        self.hint = Some(hint);
+        self
+    }
+
+    /// Where its status can be followed.
+    pub fn board(&self) -> DeriveBoard {
+        self.context.board.clone()
+    }
+
+    /// Works until told to stop, or until everything is derived where the options say so. An error has ended all derived work of this process.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), DeriveError> {
+        let Deriver { context, processors, hint } = self;
+        let mut tasks: JoinSet<Result<(), DeriveError>> = JoinSet::new();
+        let ended = run_tasks(&context, processors, hint, &mut tasks, &shutdown).await;
+        context.stop.cancel();
+        let mut first = ended.err();
+        while let Some(task) = tasks.join_next().await {
+            if let Err(error) = flatten(task) {
+                first.get_or_insert(error);
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some(error) => {
+                let message = error.to_string();
+                context.board.update(|status| status.halted = Some(message));
+                Err(error)
+            }
+        }
+    }
+}
+
+async fn run_tasks(
+    context: &Arc<Context>,
+    processors: Vec<Processor>,
+    hint: Option<watch::Receiver<u64>>,
+    tasks: &mut JoinSet<Result<(), DeriveError>>,
+    shutdown: &CancellationToken,
+) -> Result<(), DeriveError> {
+    let poll = Duration::from_millis(context.options.poll_ms.max(1));
+    tasks.spawn({
+        let context = context.clone();
+        async move { Ok(context.wake.follow(&context.raw, poll, hint, &context.stop).await?) }
+    });
+    let begun = tokio::select! {
+        () = shutdown.cancelled() => return Ok(()),
+        begun = begin(context, &processors) => begun?,
+    };
+    if !begun {
+        return Ok(());
+    }
+    tasks.spawn(apply::run(context.clone()));
+    tasks.spawn(committer::run(context.clone()));
+    tasks.spawn(maintain(context.clone()));
+    for processor in &processors {
+        let workers = match processor {
+            Processor::Mapper(_) => context.options.workers_per_service.max(1),
+            Processor::Folder(_) | Processor::Enricher(_) => 1,
+        };
+        for number in 0..workers {
+            tasks.spawn(Worker::new(context.clone(), processor.clone(), number).run());
+        }
+    }
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            done = caught_up(context, &processors), if context.options.exit_when_caught_up => return done,
+            task = tasks.join_next() => match task {
+                None => return Ok(()),
+                Some(task) => flatten(task)?,
+            },
+        }
+    }
+}
+
+fn flatten(task: Result<Result<(), DeriveError>, tokio::task::JoinError>) -> Result<(), DeriveError> {
+    match task {
+        Ok(done) => done,
+        Err(error) if error.is_cancelled() => Ok(()),
+        Err(error) => Err(DeriveError::Panicked(error.to_string())),
+    }
+}
+
+/// Adopts the raw store and makes every service known, once the raw store has its first block.
+async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, DeriveError> {
+    if apply::adopt(context).await?.is_none() {
+        return Ok(false);
+    }
+    let mut listener = context.wake.listen();
+    let poll = Duration::from_millis(context.options.poll_ms.max(1));
+    let first = loop {
+        if let Some(first) = context.wake.head().and_then(|head| head.first) {
+            break first.max(context.options.start);
+        }
+        listener.wait(poll).await;
+    };
+    let mut backoff = crate::backoff::Backoff::new(100, 5_000, context.options.seed);
+    for processor in processors {
+        let name = processor.service().name;
+        let checkpoint = loop {
+            match context.app.register(name, first).await {
+                Ok(checkpoint) => break checkpoint,
+                Err(error) if error.kind().is_retryable() => tokio::time::sleep(backoff.next_pause()).await,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        context.board.checkpoint(name, &checkpoint);
+    }
+    Ok(true)
+}
+
+/// Waits until every service's checkpoint is at the raw tip (or the stop), and every reorg is applied.
+async fn caught_up(context: &Context, processors: &[Processor]) -> Result<(), DeriveError> {
+    let mut listener = context.wake.listen();
+    let poll = Duration::from_millis(context.options.poll_ms.max(1));
+    loop {
+        match is_caught_up(context, processors).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) if error.kind() == ErrorKind::Halt => return Err(error.into()),
+            Err(error) => tracing::debug!(%error, "can't tell yet whether all is derived"),
+        }
+        listener.wait(poll).await;
+    }
+}
+
+async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<bool, StoreError> {
+    let raw = context.raw.snapshot().await?;
+    let head = raw.head();
+    let Some(tip) = head.tip else { return Ok(false) };
+    let end = context.options.stop_exclusive.map_or(tip.height.next(), |stop| stop.min(tip.height.next()));
+    let app = context.app.snapshot().await?;
+    let settled = app.forks().is_settled() && app.forks().applied.id == head.newest_reorg.id;
+    let done = |processor: &Processor| {
+        app.checkpoint(processor.service().name).is_some_and(|own| own.paused || own.next >= end)
+    };
+    Ok(settled && processors.iter().all(done))
+}
+
+async fn maintain(context: Arc<Context>) -> Result<(), DeriveError> {
+    let mut listener = context.wake.listen();
+    while !context.stop.is_cancelled() {
+        if let Some(head) = context.wake.head() {
+            let tip = head.tip.map(|tip| tip.height).unwrap_or_default();
+            let finalized =
+                head.stored_finalized().map_or(tip.saturating_sub(u64::MAX), |height| height.next());
+            let maintained = async {
+                context.app.maintain(tip).await?;
+                context.app.prune_undo(finalized, PRUNE_ROWS).await
+            };
+            match maintained.await {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Halt => return Err(error.into()),
+                Err(error) => tracing::warn!(%error, "maintenance of the app store failed; it is done again"),
+            }
+        }
+        tokio::select! {
+            () = context.stop.cancelled() => {}
+            () = tokio::time::sleep(Duration::from_millis(MAINTAIN_MS)) => {}
+        }
+        listener.wait(Duration::ZERO).await;
+    }
+    Ok(())
+}
+
+/// Sorts processors so that each comes after its upstreams.
+fn in_order_of_upstreams(mut processors: Vec<Processor>) -> Result<Vec<Processor>, DeriveError> {
+    let names: BTreeSet<_> = processors.iter().map(|processor| processor.service().name).collect();
+    if names.len() != processors.len() {
+        return Err(DeriveError::Invalid("two services have the same name".into()));
+    }
+    let mut sorted: Vec<Processor> = Vec::with_capacity(processors.len());
+    while !processors.is_empty() {
+        let ready = processors.iter().position(|processor| {
+            let upstreams = processor.service().upstreams;
+            upstreams.iter().all(|name| sorted.iter().any(|done| done.service().name == *name))
+        });
+        match ready {
+            Some(at) => sorted.push(processors.remove(at)),
+            None => {
+                let service = processors[0].service();
+                let what = match service.upstreams.iter().find(|name| !names.contains(*name)) {
+                    Some(missing) => format!("{} needs {missing}, which is not enabled", service.name),
+                    None => format!("the upstreams of {} go round in a circle", service.name),
+                };
+                return Err(DeriveError::Invalid(what));
+            }
+        }
+    }
+    Ok(sorted)
+}

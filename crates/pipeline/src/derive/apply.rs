@@ -1,0 +1,133 @@
+//! Applying the raw store's reorg log to the derived side, entry by entry. Any number of processes may try at once; the store
+//! lets one transaction in at a time, and whoever was slower reads again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_store::derived::{ApplyProgress, ForkState};
+use cairn_store::{ReorgEntry, StoreError};
+
+use super::context::Context;
+use super::error::DeriveError;
+use crate::backoff::Backoff;
+
+/// How many entries are read at once.
+const ENTRIES_PER_READ: usize = 32;
+
+/// Adopts the raw store, or checks that it is the one that was followed before. Waits for it to be there.
+pub(super) async fn adopt(context: &Context) -> Result<Option<ForkState>, DeriveError> {
+    let mut backoff = Backoff::new(100, 5_000, context.options.seed);
+    while !context.stop.is_cancelled() {
+        match try_adopt(context).await {
+            Ok(state) => return Ok(Some(state)),
+            Err(DeriveError::Store(error))
+                if error.kind().is_retryable() || matches!(error, StoreError::Invalid(_)) =>
+            {
+                tracing::debug!(%error, "derived work waits for its stores");
+                tokio::select! {
+                    () = context.stop.cancelled() => {}
+                    () = tokio::time::sleep(backoff.next_pause()) => {}
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+async fn try_adopt(context: &Context) -> Result<ForkState, DeriveError> {
+    let snapshot = context.raw.snapshot().await?;
+    let head = snapshot.head();
+    let state = context.app.adopt(head.info.uuid, head.newest_reorg).await?;
+    let applied = state.applied;
+    if applied.id > head.newest_reorg.id {
+        return Err(other(format!(
+            "it has applied reorg {}, the raw store's newest is {}",
+            applied.id, head.newest_reorg.id
+        )));
+    }
+    if applied.id > 0 {
+        let entry = snapshot.reorgs(applied.id - 1, 1).await?.into_iter().next();
+        if entry.is_none_or(|entry| entry.id != applied.id || entry.digest != applied.digest) {
+            return Err(other(format!("reorg {} has another digest", applied.id)));
+        }
+    }
+    Ok(state)
+}
+
+fn other(what: String) -> DeriveError {
+    StoreError::OtherRaw { what }.into()
+}
+
+/// Applies entries as they come until told to stop.
+pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
+    let mut listener = context.wake.listen();
+    let mut backoff = Backoff::new(50, 2_000, context.options.seed ^ 0xa991);
+    let poll = Duration::from_millis(context.options.poll_ms);
+    while !context.stop.is_cancelled() {
+        match apply_new(&context).await {
+            Ok(0) => {
+                backoff.reset();
+                tokio::select! {
+                    () = context.stop.cancelled() => {}
+                    () = listener.wait(poll) => {}
+                }
+            }
+            Ok(_) => context.wake.tick(),
+            Err(DeriveError::Store(error)) if error.kind().is_retryable() => {
+                tracing::debug!(%error, "a reorg waits to be applied");
+                tokio::select! {
+                    () = context.stop.cancelled() => {}
+                    () = tokio::time::sleep(backoff.next_pause()) => {}
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Applies what is there; returns how many entries.
+pub(super) async fn apply_new(context: &Context) -> Result<u64, DeriveError> {
+    let Some(state) = context.app.forks().await? else { return Ok(0) };
+    let newest = context.wake.head().map_or(0, |head| head.newest_reorg.id);
+    if newest <= state.applied.id {
+        return Ok(0);
+    }
+    let snapshot = context.raw.snapshot().await?;
+    if snapshot.head().info.uuid != state.raw_uuid {
+        return Err(other("its uuid is another".into()));
+    }
+    let entries = snapshot.reorgs(state.applied.id, ENTRIES_PER_READ).await?;
+    drop(snapshot);
+    let mut applied = 0;
+    for entry in entries {
+        match apply(context, &entry).await {
+            Ok(()) => applied += 1,
+            // Another process was quicker.
+            Err(DeriveError::Store(StoreError::Applied { .. })) => return Ok(applied + 1),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(applied)
+}
+
+async fn apply(context: &Context, entry: &ReorgEntry) -> Result<(), DeriveError> {
+    let app = &context.app;
+    tracing::info!(reorg = entry.id, common = %entry.common, orphans = entry.orphans.len(), "applying a reorg");
+    context.board.update(|status| status.applying = true);
+    app.begin_apply(entry).await?;
+    while app.apply_step(entry.id, context.options.apply_rows).await? == ApplyProgress::More {
+        // The gate is free between steps: commits far below the reorg go on.
+        tokio::task::yield_now().await;
+    }
+    app.finish_apply(entry.id).await?;
+    let orphans: Vec<_> = entry.orphans.iter().map(|orphan| orphan.block.id).collect();
+    context.errors.forget_blocks(&orphans).await?;
+    context.board.update(|status| {
+        status.applying = false;
+        status.reorgs_applied += 1;
+    });
+    metrics::counter!("cairn_reorgs_applied_total").increment(1);
+    Ok(())
+}

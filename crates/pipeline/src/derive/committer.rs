@@ -1,0 +1,127 @@
+//! The committer: repairs checkpoints (5 s), reaps expired leases (30 s), and looks for gaps and dead leases (60 s).
+//!
+//! Any number of processes may run one; each job is one transaction, and doing it twice changes nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::ErrorKind;
+use cairn_store::StoreError;
+use tokio::time::{Instant, sleep_until};
+
+use super::context::Context;
+use super::error::DeriveError;
+
+/// At most so many gaps and dead leases are named.
+const NAMED: usize = 100;
+/// Statements of one reaping; what is left waits for the next.
+const REAP_STATEMENTS: usize = 64;
+
+pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
+    let options = &context.options;
+    let [repair, reap, detect] =
+        [options.repair_ms, options.reap_ms, options.detect_ms].map(|ms| Duration::from_millis(ms.max(1)));
+    let now = Instant::now();
+    let (mut next_repair, mut next_reap, mut next_detect) = (now + repair, now + reap, now + detect);
+    loop {
+        tokio::select! {
+            () = context.stop.cancelled() => return Ok(()),
+            () = sleep_until(next_repair) => {
+                settled("repair", repair_checkpoints(&context).await)?;
+                next_repair = Instant::now() + repair;
+            }
+            () = sleep_until(next_reap) => {
+                settled("reap", reap_expired(&context).await)?;
+                next_reap = Instant::now() + reap;
+            }
+            () = sleep_until(next_detect) => {
+                settled("detect", look(&context).await)?;
+                next_detect = Instant::now() + detect;
+            }
+        }
+    }
+}
+
+/// A job that failed is done again at its next time; only what no retry mends ends the committer.
+fn settled(job: &'static str, done: Result<(), StoreError>) -> Result<(), DeriveError> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
+        Err(error) => {
+            tracing::warn!(job, %error, "a job of the committer failed; it is done again");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+pub(super) async fn repair_checkpoints(context: &Context) -> Result<(), StoreError> {
+    let repairs = context.app.repair_checkpoints().await?;
+    for checkpoint in &repairs.moved {
+        tracing::debug!(service = checkpoint.service, next = %checkpoint.next, "checkpoint moved");
+    }
+    for alarm in &repairs.alarms {
+        metrics::counter!("cairn_seam_alarms_total").increment(1);
+        tracing::error!(
+            service = alarm.service,
+            at = %alarm.at,
+            last_id = %alarm.last_id,
+            first_parent = %alarm.first_parent,
+            "CRITICAL: two ranges lie side by side on different forks; the checkpoint stops there. `cairn reindex` the upper one"
+        );
+    }
+    if !repairs.moved.is_empty() {
+        context.wake.tick();
+    }
+    Ok(())
+}
+
+pub(super) async fn reap_expired(context: &Context) -> Result<(), StoreError> {
+    let batch = context.options.reap_batch.max(1);
+    for _ in 0..REAP_STATEMENTS {
+        let reaped = context.app.reap(batch).await?;
+        for lease in &reaped {
+            metrics::counter!("cairn_leases_reaped_total").increment(1);
+            tracing::warn!(
+                service = lease.service,
+                range = %lease.range,
+                owner = lease.owner,
+                attempt = lease.attempt,
+                "a lease had expired; it can be reclaimed"
+            );
+        }
+        if !reaped.is_empty() {
+            context.wake.tick();
+        }
+        if reaped.len() < batch {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn look(context: &Context) -> Result<(), StoreError> {
+    let gaps = context.app.lease_gaps(NAMED).await?;
+    for gap in &gaps {
+        tracing::warn!(service = gap.service, missing = %gap.missing, "no lease covers these heights");
+    }
+    let dead = context.app.dead_leases(NAMED).await?;
+    for lease in &dead {
+        tracing::error!(
+            lease = lease.id,
+            service = lease.service,
+            range = %lease.range,
+            done_to = %lease.done_to,
+            attempt = lease.attempt,
+            error = lease.last_error,
+            "CRITICAL: a range failed too often and blocks its checkpoint. Mend the cause, then `cairn leases retry {}`",
+            lease.id
+        );
+    }
+    metrics::gauge!("cairn_lease_gaps").set(gaps.len() as f64);
+    metrics::gauge!("cairn_dead_leases").set(dead.len() as f64);
+    context.board.update(|status| {
+        status.lease_gaps = gaps.len() as u64;
+        status.dead_leases = dead.len() as u64;
+    });
+    Ok(())
+}

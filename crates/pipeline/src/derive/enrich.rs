@@ -1,0 +1,120 @@
+//! One chunk of an enricher: things that event rows name, asked of a node once.
+//!
+//! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
+//! again; anything else is asked at the finalised block. No transaction is open while a node is asked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cairn_core::{BlockRef, HeightRange, Parts};
+use cairn_store::derived::{ChunkCommit, Key, Row, TableRows, WorkerLease};
+use futures::StreamExt;
+
+use super::context::{Context, Prepared};
+use super::error::DeriveError;
+use super::processor::{AskError, Asked, Enricher};
+use super::read::{not_yet, read_raw};
+
+pub(super) async fn prepare(
+    context: &Context,
+    enricher: &Arc<dyn Enricher>,
+    _lease: &WorkerLease,
+    heights: HeightRange,
+) -> Result<Prepared, DeriveError> {
+    let max_bytes = context.options.chunk_bytes;
+    let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes).await?;
+    let snapshot = context.app.snapshot().await?;
+    let applied = snapshot.forks().applied.id;
+    let mut events: Vec<Vec<Row>> = Vec::new();
+    for table in enricher.reads() {
+        let heights = chunk.heights;
+        let (rows, go_on) =
+            snapshot.events(table.name, heights.start(), heights.end(), max_bytes as usize).await?;
+        events.push(rows);
+        chunk.cut(go_on);
+    }
+    for upstream in enricher.service().upstreams {
+        if snapshot.checkpoint(upstream).is_none_or(|upstream| upstream.next < chunk.heights.end()) {
+            return Err(not_yet(format!("{upstream} up to height {}", chunk.heights.end())));
+        }
+    }
+    if chunk.heights.is_empty() {
+        return Err(not_yet(format!("events of heights {heights}")));
+    }
+    let mut first_named: BTreeMap<Key, BlockRef> = BTreeMap::new();
+    let by_height: BTreeMap<_, _> =
+        chunk.blocks.iter().map(|block| (block.facts.height, block.facts.block_ref())).collect();
+    for (table, rows) in events.iter().enumerate() {
+        for row in rows {
+            let Some(block) = row.0[0].as_height().and_then(|height| by_height.get(&height)) else {
+                continue;
+            };
+            let mut wanted = Vec::new();
+            enricher.wanted(table, row, &mut wanted);
+            for key in wanted {
+                let named = first_named.entry(key).or_insert(*block);
+                if block.height < named.height {
+                    *named = *block;
+                }
+            }
+        }
+    }
+    let keys: Vec<Key> = first_named.keys().cloned().collect();
+    for keys in keys.chunks(4_096) {
+        for (key, known) in keys.iter().zip(snapshot.rows(enricher.known_in().name, keys).await?) {
+            if known.is_some() {
+                first_named.remove(key);
+            }
+        }
+    }
+    drop(snapshot);
+
+    let settled = chunk.finalized.filter(|_| chunk.finalized_exclusive.get() > 0);
+    let asks = first_named.into_iter().map(|(key, named)| {
+        let at = match settled {
+            Some(finalized) if named.height <= finalized.height => finalized,
+            _ => named,
+        };
+        ask_one(enricher, key, at)
+    });
+    let answers: Vec<_> =
+        futures::stream::iter(asks).buffered(context.options.asks_in_flight.max(1)).collect().await;
+    let mut rows: BTreeMap<&'static str, BTreeMap<Key, Row>> = BTreeMap::new();
+    for answer in answers {
+        for (table, row) in answer? {
+            let key = context.catalog.table(table)?.key_of(&row);
+            rows.entry(table).or_default().insert(key, row);
+        }
+    }
+    let rows = rows
+        .into_iter()
+        .map(|(table, rows)| TableRows { table, rows: rows.into_values().collect() })
+        .collect();
+    let commit = ChunkCommit {
+        chunk: chunk.heights,
+        parent_id: chunk.parent_id(),
+        last_id: chunk.last_id(),
+        read: chunk.read,
+        // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's.
+        folded_at: Some(applied),
+        rows,
+        states: Vec::new(),
+        replaces: Vec::new(),
+        finalized: chunk.finalized_exclusive,
+        ttl_ms: context.options.lease_ttl_ms,
+    };
+    Ok(Prepared { commit, malformed: Vec::new() })
+}
+
+async fn ask_one(
+    enricher: &Arc<dyn Enricher>,
+    key: Key,
+    at: BlockRef,
+) -> Result<Vec<(&'static str, Row)>, DeriveError> {
+    match enricher.ask(&key, at).await {
+        Ok(Asked::Rows(rows)) => Ok(rows),
+        Ok(Asked::Nothing) => Ok(enricher.given_up(&key, at, "")),
+        Err(AskError { transient: true, message }) => Err(DeriveError::Node(message)),
+        Err(AskError { transient: false, message }) => Ok(enricher.given_up(&key, at, &message)),
+    }
+}

@@ -1,0 +1,48 @@
+//! Why derived work failed.
+
+use cairn_core::ErrorKind;
+use cairn_store::StoreError;
+
+use super::processor::ProcessError;
+
+/// A failure of derived work. None of them reaches raw ingestion (law 1).
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DeriveError {
+    /// A store refused or failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A processor can't make sense of a block.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The policy halts a range over an event that can't be decoded.
+    #[error(
+        "height {height}: {message}; fix the decoder and `cairn leases retry`, or set the policy to \"continue\""
+    )]
+    Malformed {
+        /// Where.
+        height: u64,
+        /// What.
+        message: String,
+    },
+    /// A node could not be asked, for now.
+    #[error("the node could not be asked: {0}")]
+    Node(String),
+    /// The processors and the tables don't fit together.
+    #[error("{0}")]
+    Invalid(String),
+    /// A task of the deriver panicked.
+    #[error("a task of the deriver panicked: {0}")]
+    Panicked(String),
+}
+
+impl DeriveError {
+    /// What the caller should do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            DeriveError::Store(error) => error.kind(),
+            DeriveError::Node(_) => ErrorKind::Retry,
+            DeriveError::Process(_) | DeriveError::Malformed { .. } => ErrorKind::GiveUp,
+            DeriveError::Invalid(_) | DeriveError::Panicked(_) => ErrorKind::Halt,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Reading a chunk of raw blocks together with what the reorg log said at that moment.
+//!
+//! Order matters: first what the app store has begun to apply, then one raw snapshot, whose head row is read first. The snapshot is
+//! closed before anything is computed.
+
+use std::sync::Arc;
+
+use cairn_core::{BlockId, BlockRef, Height, HeightRange, Parts, StoredBlock};
+use cairn_store::derived::{DerivedStore, ForkMark, ReadMark};
+use cairn_store::{RawReader, RawSnapshot, StoreError};
+
+use super::error::DeriveError;
+
+/// The most entries of the reorg log that a chunk may have to be compared with; more means that the applier is far behind.
+const MAX_NEWER_ENTRIES: usize = 256;
+
+/// Raw blocks of a chunk.
+#[derive(Debug)]
+pub(super) struct RawChunk {
+    /// The heights that were read; may end before those asked for.
+    pub heights: HeightRange,
+    /// The stored blocks of it, in order. A height without one was skipped by the chain.
+    pub blocks: Vec<StoredBlock>,
+    /// The reorg log as it was.
+    pub read: ReadMark,
+    /// The height after the finalised block as far as it is stored: nothing below is ever undone.
+    pub finalized_exclusive: Height,
+    /// The finalised block, where it is stored.
+    pub finalized: Option<BlockRef>,
+}
+
+impl RawChunk {
+    /// The parent of the first block.
+    pub fn parent_id(&self) -> Option<BlockId> {
+        self.blocks.first().map(|block| block.facts.parent_id)
+    }
+
+    /// The last block's id.
+    pub fn last_id(&self) -> Option<BlockId> {
+        self.blocks.last().map(|block| block.facts.id)
+    }
+
+    /// Leaves out what lies at or above `end`.
+    pub fn cut(&mut self, end: Height) {
+        self.heights = HeightRange::new(self.heights.start(), end.min(self.heights.end()));
+        self.blocks.retain(|block| block.facts.height < end);
+    }
+}
+
+/// Reads up to `max_bytes` of `heights`, one block more at most.
+pub(super) async fn read_raw(
+    raw: &Arc<dyn RawReader>,
+    app: &Arc<dyn DerivedStore>,
+    heights: HeightRange,
+    parts: Parts,
+    max_bytes: u64,
+) -> Result<RawChunk, DeriveError> {
+    let forks = app.forks().await?.ok_or_else(|| not_yet("derived work before the raw store was adopted"))?;
+    let snapshot = raw.snapshot().await?;
+    let head = snapshot.head();
+    if head.info.uuid != forks.raw_uuid {
+        return Err(StoreError::OtherRaw { what: "its uuid is another".into() }.into());
+    }
+    let read = read_mark(&*snapshot, forks.begun.id).await?;
+    let there = heights.intersect(head.range());
+    if there.is_empty() || there.start() != heights.start() {
+        return Err(not_yet(format!("raw heights {heights}")));
+    }
+    let blocks = snapshot.blocks(there, parts, max_bytes).await?;
+    let bytes: u64 = blocks.iter().map(part_bytes).sum();
+    let heights = match blocks.last() {
+        Some(last) if bytes >= max_bytes => HeightRange::new(there.start(), last.facts.height.next()),
+        _ => there,
+    };
+    let finalized_exclusive = head.stored_finalized().map_or(Height::ZERO, Height::next);
+    let finalized = match head.stored_finalized() {
+        Some(height) => snapshot.linked_ref(height).await?.map(|linked| linked.block),
+        None => None,
+    };
+    Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized })
+}
+
+async fn read_mark(snapshot: &dyn RawSnapshot, known_to: u64) -> Result<ReadMark, DeriveError> {
+    let reorg_id = snapshot.head().newest_reorg.id;
+    let mut newer = Vec::new();
+    if reorg_id > known_to {
+        for entry in snapshot.reorgs(known_to, MAX_NEWER_ENTRIES).await? {
+            newer.push(ForkMark { id: entry.id, first_orphan: entry.first_orphan() });
+        }
+        if newer.last().map(|mark| mark.id) != Some(reorg_id) {
+            return Err(not_yet("derived work until earlier reorgs are applied"));
+        }
+    }
+    Ok(ReadMark { reorg_id, known_to, newer })
+}
+
+fn part_bytes(block: &StoredBlock) -> u64 {
+    let traces = block.traces.as_ref().map_or(0, |traces| traces.len());
+    (block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces) as u64
+}
+
+pub(super) fn not_yet(what: impl Into<String>) -> DeriveError {
+    StoreError::NotYet { what: what.into() }.into()
+}

@@ -1,0 +1,100 @@
+//! What wakes a worker: a new raw head, or an upstream's checkpoint that moved in this process. A wake-up that is lost costs one poll.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_store::{HeadRow, RawReader, StoreError};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The newest raw head, and a counter that grows whenever something may be there to do.
+#[derive(Debug, Clone)]
+pub(super) struct Wake {
+    head: Arc<watch::Sender<Option<HeadRow>>>,
+    ticks: Arc<watch::Sender<u64>>,
+}
+
+impl Default for Wake {
+    fn default() -> Self {
+        Wake { head: Arc::new(watch::Sender::new(None)), ticks: Arc::new(watch::Sender::new(0)) }
+    }
+}
+
+impl Wake {
+    /// The raw head as last seen.
+    pub fn head(&self) -> Option<HeadRow> {
+        self.head.borrow().clone()
+    }
+
+    /// Something changed.
+    pub fn tick(&self) {
+        self.ticks.send_modify(|ticks| *ticks += 1);
+    }
+
+    /// Begin to listen: changes from now on are seen by [`Listener::wait`].
+    pub fn listen(&self) -> Listener {
+        Listener { ticks: self.ticks.subscribe() }
+    }
+
+    /// Follows the raw store's head until told to stop. `hint` wakes it before the poll.
+    pub async fn follow(
+        &self,
+        raw: &Arc<dyn RawReader>,
+        poll: Duration,
+        mut hint: Option<watch::Receiver<u64>>,
+        stop: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        while !stop.is_cancelled() {
+            match raw.snapshot().await {
+                Ok(snapshot) => {
+                    let head = snapshot.head();
+                    let changed = self.head.send_if_modified(|known| {
+                        let changed = known.as_ref() != Some(head);
+                        if changed {
+                            *known = Some(head.clone());
+                        }
+                        changed
+                    });
+                    if changed {
+                        self.tick();
+                    }
+                }
+                // Not initialised yet, or away for now; derived work waits for it.
+                Err(error) if error.kind().is_retryable() || matches!(error, StoreError::Invalid(_)) => {
+                    tracing::debug!(%error, "the raw store can't be read now");
+                }
+                Err(error) => return Err(error),
+            }
+            let hinted = async {
+                let heard = match &mut hint {
+                    Some(hint) => hint.changed().await.is_ok(),
+                    None => false,
+                };
+                // Nobody hints any more: only the poll is left.
+                if !heard {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(poll) => {}
+                () = hinted => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits for changes.
+#[derive(Debug)]
+pub(super) struct Listener {
+    ticks: watch::Receiver<u64>,
+}
+
+impl Listener {
+    /// Until something changed since the last call, or `at_most` has passed.
+    pub async fn wait(&mut self, at_most: Duration) {
+        let changed = self.ticks.changed();
+        let _ = tokio::time::timeout(at_most, changed).await;
+    }
+}

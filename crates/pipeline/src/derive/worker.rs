@@ -1,0 +1,379 @@
+//! A worker: claims a range of one service, works it off chunk by chunk, and goes on to the next.
+//!
+//! The range at the tip is a range like any other: its `done_to` follows the head block by block, and each commit moves the checkpoint, so
+//! derived data is a block behind and there is one mechanism. Only the answer to a failure differs: at the tip the block is tried
+//! again after 5, 10 and 20 seconds before the range is given up to the others; below it the range is given up at once.
+//!
+//! Nothing that matters is remembered between chunks: a worker killed anywhere is replaced from its lease's `done_to`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::{ErrorKind, Height, HeightRange};
+use cairn_store::StoreError;
+use cairn_store::derived::{
+    ClaimRequest, Committed, LeaseEnd, LeaseKind, LeaseStatus, Severity, WorkerLease,
+};
+use tokio::time::Instant;
+
+use super::context::{Context, Prepared};
+use super::error::DeriveError;
+use super::held::{Held, Lost};
+use super::options::MalformedPolicy;
+use super::processor::{Processor, ServiceInfo};
+use super::wake::Listener;
+use super::{enrich, fold, map};
+use crate::backoff::Backoff;
+
+/// How often one chunk is tried again over transient errors before its lease is given back.
+const TRANSIENT_TRIES: u32 = 5;
+/// The first and the longest pause between them, in milliseconds.
+const TRANSIENT_PAUSE_MS: (u64, u64) = (100, 5_000);
+
+pub(super) struct Worker {
+    context: Arc<Context>,
+    processor: Processor,
+    owner: String,
+    seed: u64,
+}
+
+/// How a lease was left.
+enum Left {
+    /// Its last height is committed.
+    Completed,
+    /// The process stops.
+    Stopping,
+    /// It is another's.
+    Lost,
+}
+
+impl Worker {
+    pub fn new(context: Arc<Context>, processor: Processor, number: usize) -> Self {
+        let owner = format!("{}/{}/{number}", context.options.owner, processor.service().name);
+        let seed = context.options.seed ^ ((number as u64) << 32) ^ processor.service().name.len() as u64;
+        Worker { context, processor, owner, seed }
+    }
+
+    fn service(&self) -> &'static ServiceInfo {
+        self.processor.service()
+    }
+
+    fn in_order(&self) -> bool {
+        !matches!(self.processor, Processor::Mapper(_))
+    }
+
+    /// Works until told to stop. An error is one that ends all derived work of this process.
+    pub async fn run(self) -> Result<(), DeriveError> {
+        let (first_ms, cap_ms) = TRANSIENT_PAUSE_MS;
+        let mut backoff = Backoff::new(first_ms, cap_ms, self.seed);
+        let mut listener = self.context.wake.listen();
+        let poll = Duration::from_millis(self.context.options.poll_ms);
+        while !self.context.stop.is_cancelled() {
+            let asked_at = Instant::now();
+            match self.claim().await {
+                Ok(Some(lease)) => {
+                    backoff.reset();
+                    self.work_off(lease, asked_at, &mut listener).await?;
+                }
+                Ok(None) => self.pause(listener.wait(poll)).await,
+                Err(error) if error.kind() == ErrorKind::Halt => return Err(error),
+                Err(error) => {
+                    self.note(&error);
+                    self.pause(tokio::time::sleep(backoff.next_pause())).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn pause(&self, until: impl Future<Output = ()>) {
+        tokio::select! {
+            () = self.context.stop.cancelled() => {}
+            () = until => {}
+        }
+    }
+
+    fn note(&self, error: &DeriveError) {
+        tracing::debug!(service = self.service().name, %error, "derived work waits");
+        self.context.board.service(self.service().name, |service| service.last_error = error.to_string());
+    }
+
+    async fn claim(&self) -> Result<Option<WorkerLease>, DeriveError> {
+        let options = &self.context.options;
+        let Some(head) = self.context.wake.head() else { return Ok(None) };
+        let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(None) };
+        let limit_exclusive = self.upstream_limit(tip.height.next()).await?;
+        let request = ClaimRequest {
+            service: self.service().name.into(),
+            version: self.service().version,
+            owner: self.owner.clone(),
+            ttl_ms: options.lease_ttl_ms,
+            range_heights: options.range_of(self.service().name),
+            first: first.max(options.start),
+            limit_exclusive,
+            stop_exclusive: options.stop_exclusive,
+            in_order: self.in_order(),
+        };
+        Ok(self.context.app.claim(&request).await?)
+    }
+
+    /// How far this service may go: up to the lowest checkpoint of its upstreams, and the raw tip.
+    async fn upstream_limit(&self, raw_exclusive: Height) -> Result<Height, DeriveError> {
+        let limit = self.context.options.stop_exclusive.map_or(raw_exclusive, |stop| stop.min(raw_exclusive));
+        if self.service().upstreams.is_empty() {
+            return Ok(limit);
+        }
+        let snapshot = self.context.app.snapshot().await?;
+        let upstreams = self.service().upstreams.iter();
+        // One that was never registered has nothing yet.
+        let next =
+            upstreams.map(|name| snapshot.checkpoint(name).map_or(Height::ZERO, |upstream| upstream.next));
+        Ok(next.fold(limit, Height::min))
+    }
+
+    async fn work_off(
+        &self,
+        lease: WorkerLease,
+        asked_at: Instant,
+        listener: &mut Listener,
+    ) -> Result<(), DeriveError> {
+        let options = &self.context.options;
+        let name = self.service().name;
+        tracing::debug!(service = name, range = %lease.range, done_to = %lease.done_to, "claimed");
+        let app = self.context.app.clone();
+        let mut held = Held::new(lease, app, options.lease_ttl_ms, options.lease_margin_ms, asked_at);
+        let end = match self.chunks(&mut held, listener).await {
+            Ok(Left::Completed | Left::Lost) => return Ok(()),
+            Ok(Left::Stopping) => LeaseEnd::Released,
+            Err(error) => {
+                self.note(&error);
+                let message = error.to_string();
+                match error.kind() {
+                    // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
+                    ErrorKind::Halt if !matches!(error, DeriveError::Store(StoreError::Corrupt { .. })) => {
+                        return Err(error);
+                    }
+                    ErrorKind::Retry | ErrorKind::Wait => {
+                        LeaseEnd::Transient { message, retry_in_ms: options.failed_pause_ms }
+                    }
+                    _ => {
+                        let retry_in_ms = options.failed_pause(held.lease.attempt);
+                        tracing::warn!(
+                            service = name,
+                            range = %held.lease.range,
+                            done_to = %held.lease.done_to,
+                            attempt = held.lease.attempt + 1,
+                            %error,
+                            "a range failed"
+                        );
+                        metrics::counter!("cairn_worker_failures_total", "service" => name).increment(1);
+                        LeaseEnd::Bad { message, retry_in_ms }
+                    }
+                }
+            }
+        };
+        if let Err(error) = self.context.app.end(&held.lease, end).await {
+            // It expires by itself.
+            tracing::debug!(service = name, %error, "a lease could not be given back");
+        }
+        Ok(())
+    }
+
+    /// Works off a lease's chunks.
+    async fn chunks(&self, held: &mut Held, listener: &mut Listener) -> Result<Left, DeriveError> {
+        let options = &self.context.options;
+        let (first_ms, cap_ms) = TRANSIENT_PAUSE_MS;
+        let mut backoff = Backoff::new(first_ms, cap_ms, self.seed ^ held.lease.id);
+        let mut chunk_heights = options.chunk_heights.max(1);
+        let mut live_tries = 0;
+        let poll = Duration::from_millis(options.poll_ms);
+        loop {
+            let lease = &held.lease;
+            if lease.rest().is_empty() {
+                return Ok(Left::Completed);
+            }
+            if self.context.stop.is_cancelled() {
+                return Ok(Left::Stopping);
+            }
+            let outcome = held.keep(self.one_chunk(lease, chunk_heights)).await;
+            let (asked_at, outcome) = match outcome {
+                Err(Lost) => return Ok(Left::Lost),
+                Ok(done) => done,
+            };
+            let error = match outcome {
+                Ok(Some(committed)) => {
+                    self.committed(held, committed, asked_at);
+                    (live_tries, chunk_heights) = (0, (chunk_heights * 2).min(options.chunk_heights.max(1)));
+                    backoff.reset();
+                    continue;
+                }
+                Ok(None) => {
+                    if self.wait_for_work(held, listener, poll).await == Err(Lost) {
+                        return Ok(Left::Lost);
+                    }
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let name = self.service().name;
+            self.note(&error);
+            match error.kind() {
+                // Somebody took the lease, or it stands elsewhere: a reorg lowered it, or an answer was lost.
+                ErrorKind::Fenced | ErrorKind::Wait => {
+                    self.context.board.service(name, |service| service.refused += 1);
+                    if self.wait_for_work(held, listener, poll).await == Err(Lost) {
+                        return Ok(Left::Lost);
+                    }
+                    match self.context.app.lease(held.lease.id).await {
+                        Ok(Some(now))
+                            if now.fence == held.lease.fence && now.status == LeaseStatus::Active =>
+                        {
+                            held.lease = now;
+                        }
+                        Ok(_) => return Ok(Left::Lost),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                ErrorKind::Retry => {
+                    chunk_heights = (chunk_heights / 2).max(1);
+                    if backoff.tries() >= TRANSIENT_TRIES {
+                        return Err(error);
+                    }
+                    let pause = tokio::time::sleep(backoff.next_pause());
+                    if held.keep(self.pause(pause)).await == Err(Lost) {
+                        return Ok(Left::Lost);
+                    }
+                }
+                ErrorKind::GiveUp if self.is_live(&held.lease) => {
+                    let Some(&pause_ms) = options.live_retries_ms.get(live_tries) else { return Err(error) };
+                    live_tries += 1;
+                    // One block is tried again, not the whole chunk: what comes before it may go well.
+                    chunk_heights = 1;
+                    tracing::warn!(service = name, %error, pause_ms, "a block at the tip failed; it is tried again");
+                    let pause = tokio::time::sleep(Duration::from_millis(pause_ms));
+                    if held.keep(self.pause(pause)).await == Err(Lost) {
+                        return Ok(Left::Lost);
+                    }
+                }
+                ErrorKind::GiveUp if chunk_heights > 1 => chunk_heights = (chunk_heights / 2).max(1),
+                ErrorKind::GiveUp | ErrorKind::Halt => return Err(error),
+            }
+        }
+    }
+
+    /// Whether a lease reaches to the raw tip.
+    fn is_live(&self, lease: &WorkerLease) -> bool {
+        let tip = self.context.wake.head().and_then(|head| head.tip);
+        tip.is_some_and(|tip| lease.range.end() > tip.height)
+    }
+
+    async fn wait_for_work(&self, held: &Held, listener: &mut Listener, poll: Duration) -> Result<(), Lost> {
+        held.keep(self.pause(listener.wait(poll))).await
+    }
+
+    fn committed(&self, held: &mut Held, committed: Committed, asked_at: Instant) {
+        let name = self.service().name;
+        held.lease = committed.lease;
+        held.renewed(asked_at);
+        self.context.board.checkpoint(name, &committed.checkpoint);
+        self.context.board.service(name, |service| service.last_error.clear());
+        self.context.wake.tick();
+    }
+
+    /// Prepares and commits the next chunk; `None`: there is nothing to do up to where upstreams and the raw tip are.
+    async fn one_chunk(
+        &self,
+        lease: &WorkerLease,
+        chunk_heights: u64,
+    ) -> (Instant, Result<Option<Committed>, DeriveError>) {
+        let began = Instant::now();
+        let prepared = match self.prepare(lease, chunk_heights).await {
+            Ok(Some(prepared)) => prepared,
+            Ok(None) => return (began, Ok(None)),
+            Err(error) => return (began, Err(error)),
+        };
+        let asked_at = Instant::now();
+        (asked_at, self.commit(lease, prepared).await.map(Some))
+    }
+
+    async fn prepare(
+        &self,
+        lease: &WorkerLease,
+        chunk_heights: u64,
+    ) -> Result<Option<Prepared>, DeriveError> {
+        let limit = match lease.kind {
+            LeaseKind::Index => {
+                let Some(tip) = self.context.wake.head().and_then(|head| head.tip) else { return Ok(None) };
+                self.upstream_limit(tip.height.next()).await?
+            }
+            // What is made again lies below the checkpoint.
+            LeaseKind::Reindex => {
+                let snapshot = self.context.app.snapshot().await?;
+                snapshot.checkpoint(self.service().name).map_or(Height::ZERO, |own| own.next)
+            }
+        };
+        let from = lease.done_to;
+        let to = lease.range.end().min(limit).min(from + chunk_heights);
+        let heights = HeightRange::new(from, to);
+        if heights.is_empty() {
+            return Ok(None);
+        }
+        let context = &self.context;
+        let prepared = match &self.processor {
+            Processor::Mapper(mapper) => map::prepare(context, mapper, lease, heights).await?,
+            Processor::Folder(folder) => fold::prepare(context, folder, lease, heights).await?,
+            Processor::Enricher(enricher) => enrich::prepare(context, enricher, lease, heights).await?,
+        };
+        Ok(Some(prepared))
+    }
+
+    async fn commit(&self, lease: &WorkerLease, prepared: Prepared) -> Result<Committed, DeriveError> {
+        let Prepared { commit, malformed } = prepared;
+        let name = self.service().name;
+        if !malformed.is_empty() {
+            let new = self.context.errors.record(&malformed).await?;
+            metrics::counter!("cairn_malformed_events_total", "service" => name).increment(new);
+            self.context.board.service(name, |service| service.malformed += new);
+            let fatal = malformed.iter().find(|error| error.severity == Severity::Fatal);
+            if let (MalformedPolicy::HaltOnFatal, Some(fatal)) = (self.context.options.malformed, fatal) {
+                return Err(DeriveError::Malformed {
+                    height: fatal.height.get(),
+                    message: fatal.message.clone(),
+                });
+            }
+        }
+        let rows = commit.rows.iter().map(|rows| rows.rows.len()).sum::<usize>()
+            + commit.states.iter().map(|rows| rows.rows.len()).sum::<usize>();
+        let (chunk, ttl_ms) = (commit.chunk, commit.ttl_ms);
+        let committed = match self.context.app.commit_chunk(lease, commit).await {
+            Ok(committed) => committed,
+            // The answer may have been lost; the lease says whether it happened.
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                self.settle(lease, chunk, ttl_ms).await?.ok_or(error)?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        metrics::counter!("cairn_worker_rows_total", "service" => name).increment(rows as u64);
+        self.context.board.service(name, |service| {
+            service.rows += rows as u64;
+            service.heights += chunk.len();
+        });
+        Ok(committed)
+    }
+
+    /// Whether a commit without an answer happened: `done_to` is at or above the chunk's end under our fence.
+    async fn settle(
+        &self,
+        lease: &WorkerLease,
+        chunk: HeightRange,
+        _ttl_ms: u64,
+    ) -> Result<Option<Committed>, DeriveError> {
+        let Some(now) = self.context.app.lease(lease.id).await? else { return Ok(None) };
+        if now.fence != lease.fence || now.done_to < chunk.end() {
+            return Ok(None);
+        }
+        let snapshot = self.context.app.snapshot().await?;
+        let checkpoint = snapshot.checkpoint(self.service().name).cloned();
+        Ok(checkpoint.map(|checkpoint| Committed { lease: now, checkpoint }))
+    }
+}
