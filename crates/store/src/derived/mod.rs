@@ -14,6 +14,7 @@ mod dump;
 mod errors;
 mod fork;
 mod lease;
+pub mod memory;
 mod reader;
 mod row;
 pub mod rules;

@@ -13,7 +13,7 @@ use super::lease::{ClaimRequest, LeaseKind, LeaseStatus, WorkerLease};
 use super::row::{Key, Row};
 use super::table::{Catalog, Table, TableClass};
 use super::writer::{ChunkCommit, SeamAlarm, StateRow};
-use crate::{Result, StoreError};
+use crate::{ReorgEntry, ReorgMark, Result, StoreError};
 
 /// Rows of one table, each key once.
 #[derive(Debug)]
@@ -433,4 +433,42 @@ pub fn shortened(text: &str, max_bytes: usize) -> String {
         end -= 1;
     }
     text[..end].to_owned()
+}
+
+/// What `adopt` demands where a raw store is followed already: [`StoreError::OtherRaw`] where it is another one, or its reorg log is
+/// shorter than, or differs from, what was begun.
+pub fn demand_raw(forks: &ForkState, raw_uuid: [u8; 16], newest: ReorgMark) -> Result<()> {
+    let other = |what: String| Err(StoreError::OtherRaw { what });
+    if forks.raw_uuid != raw_uuid {
+        return other(format!(
+            "it follows store {}, this is store {}",
+            hex::encode(forks.raw_uuid),
+            hex::encode(raw_uuid)
+        ));
+    }
+    if newest.id < forks.begun.id {
+        return other(format!("it took reorg {}, this store's newest is {}", forks.begun.id, newest.id));
+    }
+    if newest.id == forks.begun.id && newest.digest != forks.begun.digest {
+        return other(format!("reorg {} has another digest", newest.id));
+    }
+    Ok(())
+}
+
+/// What `begin_apply` demands: that the entry is the next one, and follows what was applied. Whether it has been begun already.
+pub fn demand_next(forks: &ForkState, entry: &ReorgEntry) -> Result<bool> {
+    let other = |what: &str| Err(StoreError::OtherRaw { what: format!("reorg {} {what}", entry.id) });
+    if entry.store_uuid != forks.raw_uuid {
+        return other("is of another store");
+    }
+    if entry.id != forks.applied.id + 1 {
+        return Err(StoreError::Applied { applied: forks.applied.id, asked: entry.id });
+    }
+    if !entry.follows(&forks.applied.digest) {
+        return other("has a digest that doesn't follow the one before it");
+    }
+    if forks.is_settled() {
+        return Ok(false);
+    }
+    if forks.begun.digest == entry.digest { Ok(true) } else { other("was begun with another digest") }
 }

@@ -1,0 +1,149 @@
+//! The error log in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use cairn_core::{BlockId, Clock, Height};
+
+use crate::Result;
+use crate::derived::errors::{
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError,
+};
+use crate::derived::rules::shortened;
+use crate::memory::CommitHook;
+
+/// An error log in memory. Clones are handles on the same data.
+#[derive(Clone)]
+pub struct MemoryErrorLog {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    clock: Arc<dyn Clock>,
+    log: Mutex<Log>,
+    hook: Mutex<Option<Arc<dyn CommitHook>>>,
+}
+
+/// Service, height, block, transaction, hash.
+type Identity = (String, Height, BlockId, String, String);
+
+#[derive(Default)]
+struct Log {
+    by_id: BTreeMap<u64, LoggedError>,
+    known: BTreeSet<Identity>,
+    last_id: u64,
+}
+
+fn identity(error: &NewError, error_hash: String) -> Identity {
+    (error.service.clone(), error.height, error.block_id, error.transaction_id.clone(), error_hash)
+}
+
+impl MemoryErrorLog {
+    /// An empty log that takes its times from `clock`.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let shared = Shared { clock, log: Mutex::default(), hook: Mutex::new(None) };
+        MemoryErrorLog { shared: Arc::new(shared) }
+    }
+
+    /// Sets or removes the hook, for every handle on this log.
+    pub fn set_hook(&self, hook: Option<Arc<dyn CommitHook>>) {
+        *self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// The log; no code between its locking and unlocking can panic half way.
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commit<T>(&self, verb: &'static str, run: impl FnOnce(&mut Log) -> T) -> Result<T> {
+        let hook = self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(hook) = &hook {
+            hook.before(verb)?;
+        }
+        let answer = run(&mut self.log());
+        if let Some(hook) = &hook {
+            hook.after(verb)?;
+        }
+        Ok(answer)
+    }
+}
+
+impl std::fmt::Debug for MemoryErrorLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryErrorLog").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl ErrorLog for MemoryErrorLog {
+    async fn record(&self, errors: &[NewError]) -> Result<u64> {
+        let now_ms = self.shared.clock.now_ms();
+        self.commit("record", |log| {
+            let mut new = 0;
+            for error in errors {
+                let error_hash = error.error_hash();
+                if !log.known.insert(identity(error, error_hash.clone())) {
+                    continue;
+                }
+                new += 1;
+                log.last_id += 1;
+                let mut error = error.clone();
+                error.message = shortened(&error.message, MAX_MESSAGE_BYTES);
+                error.raw_data.truncate(MAX_RAW_DATA_BYTES);
+                let id = log.last_id;
+                let logged = LoggedError { id, error, error_hash, resolved: false, created_at_ms: now_ms };
+                log.by_id.insert(id, logged);
+            }
+            new
+        })
+    }
+
+    async fn list(&self, filter: &ErrorFilter) -> Result<Vec<LoggedError>> {
+        let log = self.log();
+        let above = log.by_id.range((Bound::Excluded(filter.after_id), Bound::Unbounded));
+        Ok(above
+            .map(|(_, logged)| logged)
+            .filter(|logged| filter.resolved || !logged.resolved)
+            .filter(|logged| filter.service.as_ref().is_none_or(|service| logged.error.service == *service))
+            .filter(|logged| filter.height.is_none_or(|height| logged.error.height == height))
+            .take(filter.limit)
+            .cloned()
+            .collect())
+    }
+
+    async fn count_unresolved(&self) -> Result<u64> {
+        Ok(self.log().by_id.values().filter(|logged| !logged.resolved).count() as u64)
+    }
+
+    async fn resolve(&self, ids: &[u64]) -> Result<u64> {
+        self.commit("resolve", |log| {
+            let mut closed = 0;
+            for id in ids {
+                if let Some(logged) = log.by_id.get_mut(id).filter(|logged| !logged.resolved) {
+                    logged.resolved = true;
+                    closed += 1;
+                }
+            }
+            closed
+        })
+    }
+
+    async fn forget_blocks(&self, blocks: &[BlockId]) -> Result<u64> {
+        self.commit("forget_blocks", |log| {
+            let doomed: Vec<u64> = log
+                .by_id
+                .values()
+                .filter(|logged| blocks.contains(&logged.error.block_id))
+                .map(|logged| logged.id)
+                .collect();
+            for id in &doomed {
+                if let Some(logged) = log.by_id.remove(id) {
+                    log.known.remove(&identity(&logged.error, logged.error_hash));
+                }
+            }
+            doomed.len() as u64
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! The commit of a chunk.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::MemoryDerived;
+use super::state::State;
+use crate::derived::lease::WorkerLease;
+use crate::derived::row::{Key, Row};
+use crate::derived::rules::{self, CheckedChunk, CheckedRows};
+use crate::derived::table::TableClass;
+use crate::derived::value::Value;
+use crate::derived::writer::{ChunkCommit, Committed, DerivedWriter};
+use crate::{Result, StoreError};
+
+#[async_trait]
+impl DerivedWriter for MemoryDerived {
+    async fn commit_chunk(&self, lease: &WorkerLease, commit: ChunkCommit) -> Result<Committed> {
+        let now_ms = self.now_ms();
+        self.commit("commit_chunk", |state| commit_chunk(state, lease, commit, now_ms))
+    }
+}
+
+fn commit_chunk(
+    state: &mut State,
+    held: &WorkerLease,
+    commit: ChunkCommit,
+    now_ms: u64,
+) -> Result<Committed> {
+    let checked = CheckedChunk::new(&state.catalog, held, &commit)?;
+    let forks = state.forks()?;
+    let before = rules::demand_holder(state.leases.get(&held.id), held, state.newest_fence())?;
+    let lease = rules::advance_lease(before, &commit, now_ms)?;
+    rules::demand_fork(&forks.state, forks.base_id, &forks.marks, &commit, checked.reaches)?;
+    let checkpoint = state.checkpoints.get(&before.service).ok_or_else(|| StoreError::LeaseMoved {
+        what: format!("the checkpoint of {}, which is not registered,", before.service),
+        expected: commit.chunk.start(),
+    })?;
+    let moved = rules::advance_checkpoint(checkpoint, before, &commit, now_ms)?;
+    let checkpoint = moved.unwrap_or_else(|| checkpoint.clone());
+    for part in &checked.rows {
+        let is_replaced = checked.replaces.iter().any(|table| table.name() == part.table.name());
+        if !is_replaced {
+            demand_same(state, part)?;
+        }
+    }
+
+    for table in &checked.replaces {
+        let place = state.place(table.name())?;
+        let data = state.table_mut(place);
+        let chunk =
+            Key(vec![Value::height(commit.chunk.start())])..Key(vec![Value::height(commit.chunk.end())]);
+        let doomed: Vec<Key> = data.rows.range(chunk).map(|(key, _)| key.clone()).collect();
+        for key in doomed {
+            data.take(table, &key);
+        }
+    }
+    for part in checked.rows {
+        let place = state.place(part.table.name())?;
+        let data = state.table_mut(place);
+        let replaces = part.table.def().class == TableClass::Answers;
+        for (key, row) in part.rows {
+            if replaces || !data.rows.contains_key(&key) {
+                data.put(&part.table, key, Arc::new(row));
+            }
+        }
+    }
+    for part in checked.states {
+        let place = state.place(part.table.name())?;
+        let data = state.table_mut(place);
+        for (key, change) in part.rows {
+            for (height, before) in change.undo.into_iter().filter(|(at, _)| *at >= commit.finalized) {
+                data.put_undo(&key, height, before.map(Arc::new));
+            }
+            data.put(&part.table, key, Arc::new(change.row));
+        }
+    }
+    state.put_lease(lease.clone());
+    state.put_checkpoint(checkpoint.clone());
+    Ok(Committed { lease, checkpoint })
+}
+
+/// Whether every event row that is there already is the same, field for field.
+fn demand_same(state: &State, part: &CheckedRows) -> Result<()> {
+    if !matches!(part.table.def().class, TableClass::Events { .. }) {
+        return Ok(());
+    }
+    let data = &state.tables[state.place(part.table.name())?];
+    let other = |key: &Key, row: &Row| data.rows.get(key).is_some_and(|stored| **stored != *row);
+    match part.rows.iter().find(|(key, row)| other(key, row)) {
+        Some((key, _)) => Err(rules::other_fields(&part.table, key)),
+        None => Ok(()),
+    }
+}
