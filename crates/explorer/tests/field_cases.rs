@@ -1,10 +1,11 @@
 //! Cases from the field, named by their numbers.
 #![allow(clippy::unwrap_used)]
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::{Address, B256, U256, keccak256};
 use cairn_evm::DecodedLog;
 use cairn_explorer::decode::evm::transfers::{
-    DEPOSIT, TRANSFER, TRANSFER_BATCH, TRANSFER_SINGLE, WITHDRAWAL, WrappedTokens, decode,
+    CONSECUTIVE_TRANSFER, DEPOSIT, MAX_CONSECUTIVE_IDS, TRANSFER, TRANSFER_BATCH, TRANSFER_SINGLE,
+    WITHDRAWAL, WrappedTokens, decode,
 };
 use cairn_explorer::decode::evm::{DecodeError, TokenKind, TokenMove};
 
@@ -97,6 +98,34 @@ fn e24_batches_are_decoded_within_their_bounds() {
     assert_eq!(refused(&log(&topics(TRANSFER_BATCH), &beyond)).reason.code(), "out-of-bounds");
     assert_eq!(refused(&log(&topics(TRANSFER_BATCH), &[])).reason.code(), "short-data");
     assert_eq!(refused(&log(&topics(TRANSFER_SINGLE)[..3], &[word(9)])).reason.code(), "topics");
+}
+
+#[test]
+fn e24_a_range_of_ids_is_taken_whole_or_not_at_all() {
+    let topics = |first| [CONSECUTIVE_TRANSFER, word(first), Address::ZERO.into_word(), TO.into_word()];
+    let minted = moves(&log(&topics(5), &[word(7)]), &WrappedTokens::Off);
+    let items: Vec<_> = minted.iter().map(|item| (item.sub_index, item.token_id)).collect();
+    assert_eq!(items, [5, 6, 7].map(|id| ((id - 5) as u32, Some(U256::from(id)))));
+    assert!(minted.iter().all(|item| item.kind == TokenKind::Erc721 && item.is_mint()));
+    let longest = log(&topics(0), &[word(MAX_CONSECUTIVE_IDS - 1)]);
+    assert_eq!(moves(&longest, &WrappedTokens::Off).len(), 10_000);
+    let longer = log(&topics(0), &[word(MAX_CONSECUTIVE_IDS)]);
+    assert_eq!(refused(&longer).reason.code(), "range-too-long");
+    assert_eq!(refused(&log(&topics(1), &[word(0)])).reason.code(), "out-of-range");
+}
+
+#[test]
+fn topics_are_those_of_their_signatures() {
+    for (topic, signature) in [
+        (TRANSFER, "Transfer(address,address,uint256)"),
+        (TRANSFER_SINGLE, "TransferSingle(address,address,address,uint256,uint256)"),
+        (TRANSFER_BATCH, "TransferBatch(address,address,address,uint256[],uint256[])"),
+        (CONSECUTIVE_TRANSFER, "ConsecutiveTransfer(uint256,uint256,address,address)"),
+        (DEPOSIT, "Deposit(address,uint256)"),
+        (WITHDRAWAL, "Withdrawal(address,uint256)"),
+    ] {
+        assert_eq!(topic, keccak256(signature), "{signature}");
+    }
 }
 
 #[test]

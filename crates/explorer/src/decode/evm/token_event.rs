@@ -111,6 +111,9 @@ pub enum Mismatch {
         /// How many values.
         values: usize,
     },
+    /// More ids than are taken of one event.
+    #[error("a range of more than {} ids", super::transfers::MAX_CONSECUTIVE_IDS)]
+    RangeTooLong,
     /// The data.
     #[error(transparent)]
     Data(#[from] AbiError),
@@ -122,6 +125,7 @@ impl Mismatch {
         match self {
             Mismatch::Topics(_) => "topics",
             Mismatch::UnequalBatch { .. } => "unequal-batch",
+            Mismatch::RangeTooLong => "range-too-long",
             Mismatch::Data(AbiError::MissingWord(_)) => "short-data",
             Mismatch::Data(AbiError::DirtyAddress) => "dirty-address",
             Mismatch::Data(AbiError::OutOfBounds) => "out-of-bounds",

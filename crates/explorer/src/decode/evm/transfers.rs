@@ -7,6 +7,7 @@
 //! | | 1 + 96, 2 + 64 | unknown fungibility: from before the standards |
 //! | `TransferSingle(address,address,address,uint256,uint256)` | 4 + 64 | ERC-1155 |
 //! | `TransferBatch(address,address,address,uint256[],uint256[])` | 4 + arrays | ERC-1155, one movement an item |
+//! | `ConsecutiveTransfer(uint256,uint256,address,address)` | 4 + 32 | ERC-721 (ERC-2309), one movement an id |
 //! | `Deposit(address,uint256)`, `Withdrawal(address,uint256)` | 2 + 32, 1 + 64 | wrapped native token, where the settings say so |
 //!
 //! The number of topics chooses the layout. Data that is shorter than the layout is malformed; **data that is longer is accepted and what
@@ -28,10 +29,16 @@ pub const TRANSFER: B256 = b256!("ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a1
 pub const TRANSFER_SINGLE: B256 = b256!("c3d58168c5ae7397731d063d5bbf3d657854427343f4c083240f7aacaa2d0f62");
 /// `TransferBatch(address,address,address,uint256[],uint256[])`.
 pub const TRANSFER_BATCH: B256 = b256!("4a39dc06d4c0dbc64b70af90fd698a233a518aa5d07e595d983b8c0526c8f7fb");
+/// `ConsecutiveTransfer(uint256,uint256,address,address)` of ERC-2309.
+pub const CONSECUTIVE_TRANSFER: B256 =
+    b256!("deaa91b6123d068f5821d0fb0678463d1a8a6079fe8af5de3ce5e896dcf9133d");
 /// `Deposit(address,uint256)`.
 pub const DEPOSIT: B256 = b256!("e1fffcc4923d04b559f4d29a8bfc6cda04eb5b0d3c460751c2402c5c5cc9109c");
 /// `Withdrawal(address,uint256)`.
 pub const WITHDRAWAL: B256 = b256!("7fcf532c15f0a6db0bd6d0e038bea71d30d808c7d98cb3bf7268a95bf5081b65");
+
+/// The most ids of one `ConsecutiveTransfer`: its cost doesn't grow with them, so a contract could name 2^256. Libraries stop at 5,000.
+pub const MAX_CONSECUTIVE_IDS: u64 = 10_000;
 
 /// Whose `Deposit` and `Withdrawal` events are token movements (E25).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,6 +69,7 @@ pub fn decode(log: &DecodedLog, wrapped: &WrappedTokens) -> Result<Option<TokenE
         TRANSFER => transfer(log),
         TRANSFER_SINGLE => transfer_single(log),
         TRANSFER_BATCH => transfer_batch(log),
+        CONSECUTIVE_TRANSFER => consecutive_transfer(log),
         DEPOSIT | WITHDRAWAL if wrapped.include(&log.address) => match wrapped_move(log, topic0 == DEPOSIT) {
             Err(_) if *wrapped == WrappedTokens::Any => return Ok(None),
             result => result,
@@ -121,6 +129,22 @@ fn transfer_batch(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
         Ok(TokenMove { kind, from, to, token_id: Some(id), amount, sub_index })
     };
     ids.into_iter().zip(values).enumerate().map(item).collect()
+}
+
+fn consecutive_transfer(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
+    let [_, first, from, to] = &log.topics[..] else { return Err(Mismatch::Topics(log.topics.len())) };
+    let (from, to) = (abi::address_of_word(&from.0)?, abi::address_of_word(&to.0)?);
+    let (first, last) = (U256::from_be_bytes(first.0), abi::uint(&log.data, 0)?);
+    let further = last.checked_sub(first).ok_or(AbiError::OutOfRange)?;
+    if further >= U256::from(MAX_CONSECUTIVE_IDS) {
+        return Err(Mismatch::RangeTooLong);
+    }
+    let (kind, amount) = (TokenKind::Erc721, U256::ONE);
+    let item = |sub_index: u32| {
+        let token_id = Some(first + U256::from(sub_index));
+        TokenMove { kind, from, to, token_id, amount, sub_index }
+    };
+    Ok((0..=further.to::<u32>()).map(item).collect())
 }
 
 fn wrapped_move(log: &DecodedLog, is_deposit: bool) -> Result<Vec<TokenMove>, Mismatch> {

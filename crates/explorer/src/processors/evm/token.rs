@@ -1,0 +1,102 @@
+//! `token_worker`: token events as `ft_transfers` and `nft_transfers`.
+//!
+//! It is the one worker that reports malformed token events (E24); others that read the same logs pass over them.
+
+use std::sync::Arc;
+
+use cairn_core::{Parts, StoredBlock};
+use cairn_evm::{DecodedLog, DecodedTx};
+use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
+
+use super::moves::{self, PlacedMove};
+use crate::decode::evm::DecodeError;
+use crate::decode::evm::transfers::WrappedTokens;
+use crate::names::TOKEN_WORKER;
+use crate::processors::Settings;
+use crate::tables::transfers::{EventPlace, FT_TRANSFERS, FtTransfer, NFT_TRANSFERS, NftTransfer, Parties};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo =
+    ServiceInfo { name: TOKEN_WORKER, version: 1, upstreams: &[], tables: &[&FT_TRANSFERS, &NFT_TRANSFERS] };
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(TokenWorker { wrapped: settings.wrapped.clone() })))
+}
+
+struct TokenWorker {
+    wrapped: WrappedTokens,
+}
+
+impl Mapper for TokenWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn parts(&self) -> Parts {
+        Parts::TRANSACTIONS | Parts::RECEIPTS
+    }
+
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        let decoded = super::decode(block)?;
+        for tx in &decoded.transactions {
+            let mut errors = Vec::new();
+            for placed in moves::of_tx(tx, &self.wrapped, |error| errors.push(error)) {
+                add(block, tx, &placed, out);
+            }
+            for error in errors {
+                out.malformed(malformed(tx, &error));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn add(block: &StoredBlock, tx: &DecodedTx, placed: &PlacedMove, out: &mut Output) {
+    let moved = &placed.moved;
+    let place = EventPlace {
+        block_height: block.facts.height.get(),
+        transaction_id: tx.id.0.to_vec().into(),
+        event_index: placed.log_index,
+        sub_index: moved.sub_index,
+        transaction_index: tx.index,
+        block_timestamp_ms: block.facts.timestamp_ms,
+    };
+    let parties = Parties {
+        contract_address: super::bytes(placed.token),
+        contract_name: String::new(),
+        from_address: Some(super::bytes(moved.from)),
+        to_address: Some(super::bytes(moved.to)),
+        is_mint: moved.is_mint(),
+        is_burn: moved.is_burn(),
+    };
+    let (amount, kind) = (moved.amount, moved.kind.name().to_owned());
+    match moved.token_id.filter(|_| moved.kind.is_nft()) {
+        Some(token_id) => {
+            out.row(&NFT_TRANSFERS, NftTransfer { place, parties, token_id, amount, kind }.to_row());
+        }
+        None => {
+            let affects_balance = placed.affects_balance;
+            out.row(&FT_TRANSFERS, FtTransfer { place, parties, amount, kind, affects_balance }.to_row());
+        }
+    }
+}
+
+fn malformed(tx: &DecodedTx, error: &DecodeError) -> Malformed {
+    let log = tx.receipt.logs.iter().find(|log| log.log_index == error.log_index);
+    Malformed {
+        transaction_id: tx.id.to_string(),
+        severity: Severity::Warn,
+        message: error.to_string(),
+        raw_data: log.map(raw_data).unwrap_or_default(),
+    }
+}
+
+/// Topics, then data, cut.
+fn raw_data(log: &DecodedLog) -> Vec<u8> {
+    let mut raw: Vec<u8> = log.topics.iter().flat_map(|topic| topic.0).collect();
+    let room = MAX_RAW_DATA_BYTES.saturating_sub(raw.len());
+    raw.extend_from_slice(&log.data[..log.data.len().min(room)]);
+    raw
+}

@@ -1,0 +1,95 @@
+//! `tx_contracts_worker`: which contracts a transaction touched, and how.
+//!
+//! It follows `token_worker`, as the reliability document wants it, and reads the same logs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use alloy_primitives::Address;
+use cairn_core::{Parts, StoredBlock};
+use cairn_evm::DecodedTx;
+use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
+
+use super::evm_worker::created_contract;
+use super::moves;
+use crate::decode::evm::transfers::WrappedTokens;
+use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
+use crate::processors::Settings;
+use crate::tables::transactions::{TX_CONTRACTS, TxContract};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: TX_CONTRACTS_WORKER,
+    version: 1,
+    upstreams: &[TOKEN_WORKER],
+    tables: &[&TX_CONTRACTS],
+};
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(TxContractsWorker { wrapped: settings.wrapped.clone() })))
+}
+
+/// The tags, in the order in which they are written.
+const TAGS: [&str; 5] = ["call", "create", "log", "ft", "nft"];
+const CALL: usize = 0;
+const CREATE: usize = 1;
+const LOG: usize = 2;
+const FT: usize = 3;
+const NFT: usize = 4;
+
+struct TxContractsWorker {
+    wrapped: WrappedTokens,
+}
+
+impl Mapper for TxContractsWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn parts(&self) -> Parts {
+        Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS
+    }
+
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        let decoded = super::decode(block)?;
+        for tx in &decoded.transactions {
+            for (contract, tags) in self.touched(tx) {
+                let tags: Vec<&str> =
+                    TAGS.iter().zip(tags).filter(|(_, is_set)| *is_set).map(|(tag, _)| *tag).collect();
+                let row = TxContract {
+                    block_height: block.facts.height.get(),
+                    transaction_id: tx.id.0.to_vec().into(),
+                    contract_address: super::bytes(contract),
+                    contract_name: String::new(),
+                    transaction_index: tx.index,
+                    block_timestamp_ms: block.facts.timestamp_ms,
+                    tags: tags.join(","),
+                };
+                out.row(&TX_CONTRACTS, row.to_row());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TxContractsWorker {
+    fn touched(&self, tx: &DecodedTx) -> BTreeMap<Address, [bool; TAGS.len()]> {
+        let mut touched: BTreeMap<Address, [bool; TAGS.len()]> = BTreeMap::new();
+        let mut tag = |contract: Address, tag: usize| touched.entry(contract).or_default()[tag] = true;
+        let has_input = tx.input.as_ref().is_some_and(|input| !input.is_empty());
+        if let Some(called) = tx.to.address().filter(|_| has_input) {
+            tag(called, CALL);
+        }
+        if let Some(created) = created_contract(tx) {
+            tag(created, CREATE);
+        }
+        for log in &tx.receipt.logs {
+            tag(log.address, LOG);
+        }
+        for placed in moves::of_tx(tx, &self.wrapped, |_| {}) {
+            tag(placed.token, if placed.moved.kind.is_nft() { NFT } else { FT });
+        }
+        touched
+    }
+}

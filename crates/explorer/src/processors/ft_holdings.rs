@@ -1,0 +1,104 @@
+//! `ft_holdings_worker`: balances of fungible tokens, folded from `ft_transfers`.
+//!
+//! Counted are the rows with `affects_balance`. The zero address has no balance; a self-transfer and a transfer of nothing change none,
+//! so that somebody who sends zeros around fills no table (E27). Every row counts as a transfer of its token.
+
+use std::sync::Arc;
+
+use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::{Change, Row, Sum, TableDef, Value};
+
+use super::Settings;
+use crate::names::{FT_HOLDINGS_WORKER, TOKEN_WORKER};
+use crate::tables::holdings::{FT_BALANCE, FT_HOLDINGS, TOKEN_STATS, ft_holding, token_stats};
+use crate::tables::transfers::{FT_TRANSFERS, FtTransfer};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: FT_HOLDINGS_WORKER,
+    version: 1,
+    upstreams: &[TOKEN_WORKER],
+    tables: &[&FT_HOLDINGS, &TOKEN_STATS],
+};
+
+static READS: &[&TableDef] = &[&FT_TRANSFERS];
+
+/// Makes it.
+pub fn make(_settings: &Settings) -> Option<Processor> {
+    Some(Processor::Folder(Arc::new(FtHoldingsWorker)))
+}
+
+struct FtHoldingsWorker;
+
+impl Folder for FtHoldingsWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
+        let height = block.facts.height.get();
+        // Sums don't depend on the order of rows.
+        for row in block.rows.first().into_iter().copied().flatten() {
+            let transfer =
+                FtTransfer::from_row(row).map_err(|error| error.in_block(block.facts.block_ref()))?;
+            let parties = &transfer.parties;
+            let token = (&parties.contract_address, parties.contract_name.as_str());
+            let mut minted = Sum::ZERO;
+            if transfer.affects_balance && !transfer.amount.is_zero() {
+                let amount = Sum::from(transfer.amount);
+                if parties.is_mint {
+                    minted = minted + amount;
+                }
+                if parties.is_burn {
+                    minted = minted + -amount;
+                }
+                if parties.giver() != parties.taker() {
+                    if let Some(giver) = parties.giver() {
+                        changes.change(&FT_HOLDINGS, ft_holding(giver, token, -amount, height));
+                    }
+                    if let Some(taker) = parties.taker() {
+                        changes.change(&FT_HOLDINGS, ft_holding(taker, token, amount, height));
+                    }
+                }
+            }
+            changes.change(&TOKEN_STATS, token_stats(token, 1, 0, minted, Some(height)));
+        }
+        Ok(())
+    }
+
+    fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
+        if table != FT_HOLDINGS.name {
+            return;
+        }
+        let (was_held, is_held) =
+            (before.is_some_and(|row| is_above_zero(row, FT_BALANCE)), is_above_zero(after, FT_BALANCE));
+        let [address, token, name, ..] = &after.0[..] else { return };
+        if is_held {
+            changes.change(
+                &FT_HOLDINGS,
+                Change(vec![
+                    Some(address.clone()),
+                    Some(token.clone()),
+                    Some(name.clone()),
+                    None,
+                    Some(Value::Bool(true)),
+                    None,
+                    None,
+                ]),
+            );
+        }
+        let holders = i64::from(is_held) - i64::from(was_held);
+        if let (true, Value::Bytes(token), Value::Text(name)) = (holders != 0, token, name) {
+            changes.change(&TOKEN_STATS, token_stats((token, name), 0, holders, Sum::ZERO, None));
+        }
+    }
+}
+
+/// Whether the sum in a column is above zero.
+pub(super) fn is_above_zero(row: &Row, column: usize) -> bool {
+    row.0.get(column).and_then(Value::as_sum).is_some_and(|sum| *sum > Sum::ZERO)
+}

@@ -1,0 +1,62 @@
+//! The processors, and the one place where they are registered.
+//!
+//! A new one is a file here with a `SERVICE` and a function `make`, its tables in [`crate::tables`], and one line in [`EVM`]. What is
+//! chain-neutral, because it reads tables and not blocks, stands beside the folder `evm`.
+
+use std::sync::Arc;
+
+use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
+use cairn_store::derived::Catalog;
+
+pub mod evm;
+pub mod ft_holdings;
+pub mod nft_ownership;
+pub mod stats;
+
+use crate::decode::evm::transfers::WrappedTokens;
+use evm::node::ContractNode;
+
+/// What the processors of a chain are made with.
+#[derive(Clone, Default)]
+pub struct Settings {
+    /// Whose `Deposit` and `Withdrawal` events are token movements. After a change the workers that read token events have to be
+    /// reindexed.
+    pub wrapped: WrappedTokens,
+    /// The node that enrichers ask; without one there are none, and their tables stay empty.
+    pub node: Option<Arc<dyn ContractNode>>,
+}
+
+/// One processor: what it says of itself, and how it is made; `None` where the settings don't allow it.
+#[derive(Clone, Copy)]
+pub struct Registration {
+    /// Its name, version, upstreams and tables.
+    pub service: &'static ServiceInfo,
+    /// Makes it.
+    pub make: fn(&Settings) -> Option<Processor>,
+}
+
+/// The processors of EVM chains. The order of their tables is the order in which every writer touches them.
+pub static EVM: &[Registration] = &[
+    Registration { service: &evm::token::SERVICE, make: evm::token::make },
+    Registration { service: &evm::evm_worker::SERVICE, make: evm::evm_worker::make },
+    Registration { service: &evm::meta::SERVICE, make: evm::meta::make },
+    Registration { service: &evm::accounts::SERVICE, make: evm::accounts::make },
+    Registration { service: &evm::tx_metrics::SERVICE, make: evm::tx_metrics::make },
+    Registration { service: &evm::tx_contracts::SERVICE, make: evm::tx_contracts::make },
+    Registration { service: &ft_holdings::SERVICE, make: ft_holdings::make },
+    Registration { service: &nft_ownership::SERVICE, make: nft_ownership::make },
+    Registration { service: &stats::SERVICE, make: stats::make },
+    Registration { service: &evm::token_metadata::SERVICE, make: evm::token_metadata::make },
+    Registration { service: &evm::nft_metadata::SERVICE, make: evm::nft_metadata::make },
+    Registration { service: &evm::contract_code::SERVICE, make: evm::contract_code::make },
+];
+
+/// The processors that the settings allow.
+pub fn evm_processors(settings: &Settings) -> Vec<Processor> {
+    EVM.iter().filter_map(|registration| (registration.make)(settings)).collect()
+}
+
+/// Every table of an EVM chain, those of processors that the settings don't allow included: a store's tables don't depend on settings.
+pub fn evm_catalog() -> cairn_store::Result<Catalog> {
+    Catalog::new(EVM.iter().flat_map(|registration| registration.service.tables.iter().copied()))
+}

@@ -1,0 +1,143 @@
+//! `nft_ownership_worker`: owners of NFTs, folded from `nft_transfers` in chain order.
+//!
+//! An item of a kind with one owner belongs to whoever got it last; burnt, to nobody, and its row stays. Items that many hold (ERC-1155)
+//! have their owners in `nft_holdings`, where those with one owner are too, so that one walk lists what an address holds.
+
+use std::sync::Arc;
+
+use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::{Change, Row, Sum, TableDef, Value};
+
+use super::Settings;
+use super::ft_holdings::is_above_zero;
+use crate::decode::evm::TokenKind;
+use crate::names::{NFT_OWNERSHIP_WORKER, TOKEN_WORKER};
+use crate::tables::nfts::{
+    ItemChange, NFT_BALANCE, NFT_COLLECTION_STATS, NFT_HOLDINGS, NFT_IS_BURNED, NFT_KIND, NFT_NET_MINTED,
+    NFT_OWNERS, NFT_OWNERSHIP, OWNER_BALANCE, collection_stats, nft_holding, nft_owner,
+};
+use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: NFT_OWNERSHIP_WORKER,
+    version: 1,
+    upstreams: &[TOKEN_WORKER],
+    tables: &[&NFT_OWNERSHIP, &NFT_HOLDINGS, &NFT_OWNERS, &NFT_COLLECTION_STATS],
+};
+
+static READS: &[&TableDef] = &[&NFT_TRANSFERS];
+
+/// Makes it.
+pub fn make(_settings: &Settings) -> Option<Processor> {
+    Some(Processor::Folder(Arc::new(NftOwnershipWorker)))
+}
+
+struct NftOwnershipWorker;
+
+impl Folder for NftOwnershipWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
+        let rows = block.rows.first().copied().unwrap_or_default();
+        let mut transfers = rows
+            .iter()
+            .map(NftTransfer::from_row)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| error.in_block(block.facts.block_ref()))?;
+        // Rows come by key, which is by transaction id.
+        transfers.sort_by_key(|transfer| transfer.place.order());
+        for transfer in &transfers {
+            fold_one(transfer, block.facts.height.get(), changes);
+        }
+        Ok(())
+    }
+
+    fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
+        if table == NFT_OWNERSHIP.name {
+            settle_item(before, after, changes);
+        } else if table == NFT_HOLDINGS.name && is_above_zero(after, NFT_BALANCE) {
+            changes.change(&NFT_HOLDINGS, only(after, &[0, 1, 2, 3], 5, Value::Bool(true)));
+        } else if table == NFT_OWNERS.name {
+            let was_owner = before.is_some_and(|row| is_above_zero(row, OWNER_BALANCE));
+            let owners = i64::from(is_above_zero(after, OWNER_BALANCE)) - i64::from(was_owner);
+            count(after, 0, owners, changes);
+        }
+    }
+}
+
+fn has_one_owner(kind: &str) -> bool {
+    kind != TokenKind::Erc1155.name()
+}
+
+fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
+    let parties = &transfer.parties;
+    let collection = (&parties.contract_address, parties.contract_name.as_str());
+    let amount = Sum::from(transfer.amount);
+    let (giver, taker) = (parties.giver(), parties.taker());
+    let mut minted = Sum::ZERO;
+    if parties.is_mint {
+        minted = minted + amount;
+    }
+    if parties.is_burn {
+        minted = minted + -amount;
+    }
+    let one_owner = has_one_owner(&transfer.kind);
+    let item = ItemChange {
+        collection,
+        nft_id: transfer.token_id,
+        kind: &transfer.kind,
+        owner: taker.filter(|_| one_owner),
+        is_burned: parties.is_burn,
+        minted,
+        transfers: 1,
+        height,
+    };
+    changes.change(&NFT_OWNERSHIP, item.to_change());
+    changes.change(&NFT_COLLECTION_STATS, collection_stats(collection, 0, 0, 1, Some(height)));
+    if giver == taker || transfer.amount.is_zero() {
+        return;
+    }
+    for (address, by) in [(giver, -amount), (taker, amount)] {
+        if let Some(address) = address {
+            changes.change(&NFT_HOLDINGS, nft_holding(collection, transfer.token_id, address, by));
+            changes.change(&NFT_OWNERS, nft_owner(collection, address, by));
+        }
+    }
+}
+
+/// An item that many may hold is burnt only when none of it is left; and the collection counts the items that aren't burnt.
+fn settle_item(before: Option<&Row>, after: &Row, changes: &mut Changes) {
+    let burned = |row: &Row| row.0.get(NFT_IS_BURNED).and_then(Value::as_bool).unwrap_or(false);
+    let mut is_burned = burned(after);
+    let one_owner = after.0.get(NFT_KIND).and_then(Value::as_text).is_some_and(has_one_owner);
+    let none_left = after.0.get(NFT_NET_MINTED).and_then(Value::as_sum).is_some_and(Sum::is_zero);
+    if is_burned && !one_owner && !none_left {
+        is_burned = false;
+        changes.change(&NFT_OWNERSHIP, only(after, &[0, 1, 2], NFT_IS_BURNED, Value::Bool(false)));
+    }
+    let was_there = before.is_some_and(|row| !burned(row));
+    count(after, i64::from(!is_burned) - i64::from(was_there), 0, changes);
+}
+
+/// Adds to the counts of the collection whose address and name a row begins with.
+fn count(row: &Row, items: i64, owners: i64, changes: &mut Changes) {
+    if let (true, [Value::Bytes(contract), Value::Text(name), ..]) = (items != 0 || owners != 0, &row.0[..]) {
+        let collection = (contract, name.as_str());
+        changes.change(&NFT_COLLECTION_STATS, collection_stats(collection, items, owners, 0, None));
+    }
+}
+
+/// A change of one column of a row that is there.
+fn only(row: &Row, key: &[usize], column: usize, value: Value) -> Change {
+    let field = |at: usize| {
+        if at == column { Some(value.clone()) } else { row.0.get(at).filter(|_| key.contains(&at)).cloned() }
+    };
+    Change((0..row.0.len()).map(field).collect())
+}

@@ -1,0 +1,101 @@
+//! What nodes say of tokens: `tokens`, `nft_collections`, `nft_metadata`, the `search_index` of their names, and which contracts were asked
+//! (`token_contracts`). Answers: each says at which block a node was asked, and gates nothing.
+//!
+//! Names are cleaned ([`crate::decode::clean`]): anybody can choose any name, so a name never identifies a token.
+//! `status` is `ok`, `partial` (something was answered, and something not), `silent` (the contract answers none of it) or `failed` (no node
+//! could be asked; `message` says why).
+
+use cairn_store::derived::{ColumnType, IndexDef, TableClass, TableDef, column};
+
+use crate::names::{NFT_METADATA_WORKER, TOKEN_METADATA_WORKER};
+
+/// The contracts that were asked. `family` is `ft` or `nft`: a contract can be both.
+pub static TOKEN_CONTRACTS: TableDef = TableDef {
+    name: "token_contracts",
+    service: TOKEN_METADATA_WORKER,
+    class: TableClass::Answers,
+    columns: &[
+        column("contract_address", ColumnType::Bytes),
+        column("contract_name", ColumnType::Text),
+        column("family", ColumnType::Text),
+        column("status", ColumnType::Text),
+        column("message", ColumnType::Text).nullable(),
+        column("asked_at_height", ColumnType::Int),
+    ],
+    key: &["contract_address", "contract_name", "family"],
+    indexes: &[],
+};
+
+/// Fungible tokens. `total_supply` is that of the block that was asked at.
+pub static TOKENS: TableDef = TableDef {
+    name: "tokens",
+    service: TOKEN_METADATA_WORKER,
+    class: TableClass::Answers,
+    columns: &[
+        column("contract_address", ColumnType::Bytes),
+        column("contract_name", ColumnType::Text),
+        column("name", ColumnType::Text).nullable(),
+        column("symbol", ColumnType::Text).nullable(),
+        column("decimals", ColumnType::Int).nullable(),
+        column("total_supply", ColumnType::Amount).nullable(),
+        column("status", ColumnType::Text),
+        column("asked_at_height", ColumnType::Int),
+    ],
+    key: &["contract_address", "contract_name"],
+    indexes: &[],
+};
+
+/// Collections of NFTs. `standard` is what the contract says that it supports: `erc721`, `erc1155`, or null where it says neither.
+pub static NFT_COLLECTIONS: TableDef = TableDef {
+    name: "nft_collections",
+    service: TOKEN_METADATA_WORKER,
+    class: TableClass::Answers,
+    columns: &[
+        column("contract_address", ColumnType::Bytes),
+        column("contract_name", ColumnType::Text),
+        column("name", ColumnType::Text).nullable(),
+        column("symbol", ColumnType::Text).nullable(),
+        column("standard", ColumnType::Text).nullable(),
+        column("status", ColumnType::Text),
+        column("asked_at_height", ColumnType::Int),
+    ],
+    key: &["contract_address", "contract_name"],
+    indexes: &[],
+};
+
+/// Names to find tokens by: a walk of the key from a prefix. `term` is a name or symbol in lower case, and each rest of a name that begins
+/// with a word. `kind` is `token` or `collection`.
+pub static SEARCH_INDEX: TableDef = TableDef {
+    name: "search_index",
+    service: TOKEN_METADATA_WORKER,
+    class: TableClass::Answers,
+    columns: &[
+        column("term", ColumnType::Text),
+        column("kind", ColumnType::Text),
+        column("contract_address", ColumnType::Bytes),
+        column("contract_name", ColumnType::Text),
+        column("name", ColumnType::Text).nullable(),
+        column("symbol", ColumnType::Text).nullable(),
+        column("asked_at_height", ColumnType::Int),
+    ],
+    key: &["term", "kind", "contract_address", "contract_name"],
+    indexes: &[IndexDef { name: "by_contract", columns: &["contract_address", "contract_name"] }],
+};
+
+/// The URIs of single NFTs, cleaned text; nobody fetches them.
+pub static NFT_METADATA: TableDef = TableDef {
+    name: "nft_metadata",
+    service: NFT_METADATA_WORKER,
+    class: TableClass::Answers,
+    columns: &[
+        column("contract_address", ColumnType::Bytes),
+        column("contract_name", ColumnType::Text),
+        column("nft_id", ColumnType::Amount),
+        column("token_uri", ColumnType::Text).nullable(),
+        column("status", ColumnType::Text),
+        column("message", ColumnType::Text).nullable(),
+        column("asked_at_height", ColumnType::Int),
+    ],
+    key: &["contract_address", "contract_name", "nft_id"],
+    indexes: &[],
+};
