@@ -3,7 +3,7 @@
 # Sourced, not run.
 
 EMBEDDED_STAGES=(checks cargo conformance sim)
-SERVER_STAGES=(anvil geth clients)
+SERVER_STAGES=(anvil geth clients objects)
 
 # The binaries that all stages share: one profile for everything.
 BIN_CAIRN="${CARGO_TARGET_DIR:-target}/debug/cairn"
@@ -55,6 +55,15 @@ stage_clients() {
   anvil="$(anvil_get)" && artifacts="$(contracts)" && deps="$(node_deps)" && python="$(python_deps)" || return 1
   "$BIN_DEV" client-test --cairn "$BIN_CAIRN" --anvil "$anvil" --contracts "$artifacts" \
     --node-deps "$deps" --python "$python" --scripts tests/clients "$@"
+}
+
+# The suite of payload stores against a real S3 server, on a port and in a folder of its own.
+stage_objects() {
+  RUN="$CACHE/run/test-objects"
+  S3S_PORT="$(free_port)"
+  s3s_start
+  trap s3s_stop EXIT
+  CAIRN_TEST_S3_URL="$(s3s_url)" locked_cargo test --workspace --features cairn-backends/objects --test objects_suite -- a_real_s3_server
 }
 
 # totals_of LOG: "PASSED FAILED" of a stage, from cargo's `test result:` lines or its last `N passed, M failed`.

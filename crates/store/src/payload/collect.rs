@@ -89,10 +89,11 @@ impl fmt::Display for Collected {
 
 /// Collects what nothing needs: finishes what was begun, marks dead, deletes what has been dead for the grace time, and what the listing finds without a row. A
 /// refused deletion is counted and the rest goes on; an error of the database, or an object store that is away, ends the run. `clock` is only held against the
-/// ages of objects without rows.
+/// ages of objects without rows. `owner` is the database's uuid: nothing is touched where the place is another's ([`PayloadStore::claim`]).
 pub async fn collect_orphans(
     store: &dyn PayloadStore,
     registry: &dyn PayloadRegistry,
+    owner: &str,
     clock: &dyn Clock,
     options: CollectOptions,
 ) -> Result<Collected> {
@@ -107,6 +108,7 @@ pub async fn collect_orphans(
             "payload collection needs a page and a number of deletions at once of at least 1".into(),
         ));
     }
+    store.claim(owner).await?;
     let mut run = Run { store, registry, options, done: Collected::default() };
     run.finish_begun().await?;
     run.mark_dead().await?;

@@ -21,12 +21,13 @@ use crate::{
 pub struct MemoryPayloads {
     clock: Arc<dyn Clock>,
     objects: Arc<Mutex<BTreeMap<String, (Bytes, u64)>>>,
+    owner: Arc<Mutex<Option<String>>>,
 }
 
 impl MemoryPayloads {
     /// An empty store. `clock` dates the objects.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        MemoryPayloads { clock, objects: Arc::default() }
+        MemoryPayloads { clock, objects: Arc::default(), owner: Arc::default() }
     }
 
     /// Every key, in order.
@@ -47,6 +48,18 @@ impl MemoryPayloads {
 
 #[async_trait]
 impl PayloadStore for MemoryPayloads {
+    async fn claim(&self, owner: &str) -> Result<(), PayloadError> {
+        if owner.is_empty() {
+            return Err(PayloadError::Invalid("an owner without a name".into()));
+        }
+        let mut stored = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = stored.get_or_insert_with(|| owner.to_owned()).clone();
+        if found == owner {
+            return Ok(());
+        }
+        Err(PayloadError::OtherOwner { place: "memory".into(), found, owner: owner.to_owned() })
+    }
+
     async fn put(&self, object: PayloadRef, body: Bytes) -> Result<PutOutcome, PayloadError> {
         if PayloadError::check(object, None, &body).is_err() {
             return Err(PayloadError::Invalid(format!("the body for {object} has another hash")));

@@ -46,6 +46,10 @@ pub struct PayloadPage {
 /// call's future may leave it done or not done, or done later.
 #[async_trait]
 pub trait PayloadStore: Send + Sync + Debug {
+    /// Makes the place `owner`'s (the uuid of the database whose rows refer to its payloads), or checks that it already is. Another owner's is
+    /// [`PayloadError::OtherOwner`]: to each of two databases, the payloads of the other would be garbage. Writers call it once at start, the collector always.
+    async fn claim(&self, owner: &str) -> Result<(), PayloadError>;
+
     /// Writes `body` as `object` and verifies that the store holds it whole. Another body than `object.hash` says is refused before anything is
     /// sent. An object that is there with this content is [`PutOutcome::Present`]; with another length or content, [`PayloadError::Damaged`].
     async fn put(&self, object: PayloadRef, body: Bytes) -> Result<PutOutcome, PayloadError>;
@@ -98,6 +102,18 @@ pub enum PayloadError {
         /// The limit.
         limit_bytes: u64,
     },
+    /// The place belongs to another database.
+    #[error(
+        "{place} holds the payloads of the database {found}, not of {owner}; nothing was changed. Give each database a bucket, a prefix or a directory of its own"
+    )]
+    OtherOwner {
+        /// The place.
+        place: String,
+        /// Whose it is.
+        found: String,
+        /// Who asked.
+        owner: String,
+    },
     /// The caller's mistake.
     #[error("invalid request to the payload store: {0}")]
     Invalid(String),
@@ -115,9 +131,10 @@ impl PayloadError {
         match self {
             PayloadError::Unavailable(_) => ErrorKind::Retry,
             PayloadError::TooLarge { .. } | PayloadError::Invalid(_) => ErrorKind::GiveUp,
-            PayloadError::Missing { .. } | PayloadError::Damaged { .. } | PayloadError::Refused(_) => {
-                ErrorKind::Halt
-            }
+            PayloadError::Missing { .. }
+            | PayloadError::Damaged { .. }
+            | PayloadError::OtherOwner { .. }
+            | PayloadError::Refused(_) => ErrorKind::Halt,
         }
     }
 
@@ -132,6 +149,7 @@ impl PayloadError {
                 StoreError::Invalid(format!("{}: {self}", place.into()))
             }
             PayloadError::Unavailable(why) => StoreError::Busy(format!("{}: {why}", place.into())),
+            PayloadError::OtherOwner { .. } => StoreError::Database(self.to_string()),
             PayloadError::Refused(why) => StoreError::Database(format!("{}: {why}", place.into())),
         }
     }

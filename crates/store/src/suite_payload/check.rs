@@ -38,6 +38,8 @@ pub(super) async fn pause() {
     tokio::time::sleep(Duration::from_millis(SHORT_MS + 4)).await;
 }
 
+const OWNER: &str = "the database";
+
 /// A body that depends on `seed`.
 pub(super) fn body(seed: u64) -> Bytes {
     Bytes::from(format!("payload {seed} {}", "x".repeat((seed % 50) as usize)))
@@ -152,7 +154,7 @@ pub(super) async fn collect(store: &dyn PayloadStore, registry: &dyn TestRegistr
         max_deletes: 2,
         ..CollectOptions::default()
     };
-    collect_orphans(store, registry, &SystemClock, options).await
+    collect_orphans(store, registry, OWNER, &SystemClock, options).await
 }
 
 /// Everything that is referred to is live, and its object is there with its content.

@@ -26,6 +26,7 @@ pub(super) fn cases() -> Vec<Case<dyn PayloadsFactory>> {
         listings_are_ordered_and_paged,
         foreign_objects_are_counted_and_left_alone,
         many_at_once,
+        a_place_has_one_owner,
     ]
 }
 
@@ -236,4 +237,18 @@ async fn many_at_once(factory: Factory) -> CaseResult {
         holds(whole, "another body came back")?;
     }
     same("objects", store.list(None, 100).await?.objects.len(), 8)
+}
+
+async fn a_place_has_one_owner(factory: Factory) -> CaseResult {
+    let store = factory.payloads().await?;
+    store.claim("one").await?;
+    store.claim("one").await?;
+    let message = refused(
+        "another owner",
+        store.claim("two").await,
+        |error| matches!(error, PayloadError::OtherOwner { found, .. } if found == "one"),
+    )?;
+    holds(message.contains("one") && message.contains("two"), format!("not both are named: {message}"))?;
+    refused("nobody", store.claim("").await, |error| matches!(error, PayloadError::Invalid(_)))?;
+    same("what a listing shows of it", store.list(None, 10).await?, Default::default())
 }
