@@ -7,6 +7,7 @@
 //! so a failing seed is a test.
 
 pub mod crash;
+pub mod derived;
 pub mod node;
 pub mod observer;
 pub mod plan;

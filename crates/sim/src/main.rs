@@ -78,12 +78,14 @@ fn main() -> ExitCode {
     let good: Vec<&Outcome> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
     let sum = |of: fn(&Outcome) -> u64| good.iter().map(|outcome| of(outcome)).sum::<u64>();
     println!(
-        "{} seeds from {}: {} commits, {} reorgs, {} processes, {} reads, {} simulated minutes in {:.1} s",
+        "{} seeds from {}: {} commits, {} reorgs, {} processes, {} derived verbs by {} workers, {} reads, {} simulated minutes in {:.1} s",
         results.len(),
         arguments.first,
         sum(|o| o.commits),
         sum(|o| o.reorgs),
         sum(|o| o.processes),
+        sum(|o| o.derived_verbs),
+        sum(|o| o.workers),
         sum(|o| o.looks),
         sum(|o| o.took_ms) / 60_000,
         began.elapsed().as_secs_f64(),

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::crash::{Blow, Crashes};
+use crate::derived::{self, DerivedSide, Ended, WorkerProcess};
 use crate::node::FaultyNodes;
 use crate::observer::Observer;
 use crate::plan::{self, Expected, Plan};
@@ -48,6 +49,10 @@ pub struct Outcome {
     pub reorgs: u64,
     /// Processes that were started.
     pub processes: u64,
+    /// Verbs of the derived side that were tried.
+    pub derived_verbs: u64,
+    /// Worker processes that were started.
+    pub workers: u64,
     /// Looks that the reader took.
     pub looks: u64,
     /// Simulated milliseconds.
@@ -138,11 +143,26 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
     let mut observer = Observer::default();
     let mut rng = SmallRng::seed_from_u64(plan.seed ^ 0x0b5e);
     let reader: Arc<dyn RawReader> = Arc::new(store.clone());
+    let life_ms = plan.moments.last().map_or(0, |moment| moment.at_ms);
+    let derived_plan = derived::plan::draw(plan.seed, life_ms);
+    let mut derived = DerivedSide::new(derived_plan, reader.clone(), clock.clone(), plan.seed);
+    let mut workers: FuturesUnordered<WorkerProcess> = FuturesUnordered::new();
+    let mut workers_started = 0;
+    let stop_workers = CancellationToken::new();
     let mut looks = 0;
-    let deadline = began + Duration::from_millis(plan.quiet_from_ms) + PATIENCE;
+    let patience = PATIENCE + Duration::from_millis(derived.plan.away_ms.map_or(0, |(_, to)| to));
+    let deadline = began + Duration::from_millis(plan.quiet_from_ms) + patience;
     let mut halted = None;
+    let mut ingested = false;
     loop {
         let pause_ms = rng.random_range(5..2_500);
+        let now_ms = began.elapsed().as_millis() as u64;
+        if workers_started == 0 && now_ms >= derived.plan.starts_at_ms {
+            for _ in 0..derived.plan.processes {
+                workers_started += 1;
+                workers.push(derived.start(workers_started, &stop_workers));
+            }
+        }
         tokio::select! {
             biased;
             blow = crashes.next_blow() => {
@@ -150,43 +170,75 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
                     processes.clear();
                     crashes.revive();
                 }
-                started += 1;
-                processes.push(start(started));
+                if !ingested {
+                    started += 1;
+                    processes.push(start(started));
+                }
             }
-            Some(ended) = processes.next() => match ended {
+            Some(ended) = processes.next(), if !ingested => match ended {
                 Err(error) if error.kind() == ErrorKind::Fenced && !processes.is_empty() => {}
                 Err(error) if error.kind() == ErrorKind::Halt && plan.expected == Expected::Halt => {
                     halted = Some(error);
-                    break;
+                    ingested = true;
                 }
                 Err(error) => return Err(format!("an ingester ended: {error}")),
-                Ok(Finished::ReachedStop) if plan.stop_inclusive.is_some() => break,
+                Ok(Finished::ReachedStop) if plan.stop_inclusive.is_some() => ingested = true,
                 Ok(finished) => return Err(format!("an ingester ended by itself: {finished:?}")),
+            },
+            Some(ended) = workers.next() => match ended {
+                Ended::Died => {
+                    workers_started += 1;
+                    workers.push(derived.start(workers_started, &stop_workers));
+                }
+                Ended::Returned(Err(error)) => return Err(format!("a worker process ended: {error}")),
+                Ended::Returned(Ok(())) => return Err("a worker process ended by itself".into()),
             },
             () = tokio::time::sleep(Duration::from_millis(pause_ms)) => {
                 looks += 1;
                 observer.look(&reader, &chain, &forks, &mut rng).await?;
+                derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
+                derived.operate(now_ms).await?;
                 if plan.expected == Expected::FinalChain && arrived(&store, &chain, &plan).await? {
+                    ingested = true;
+                }
+                if ingested && workers_started > 0 && derived_arrived(&store, &derived).await {
                     break;
                 }
                 if Instant::now() > deadline {
-                    return Err(format!("did not arrive: {}", state(&store).await));
+                    return Err(format!("did not arrive: {}\n{}", state(&store).await, derived.state().await));
                 }
             }
         }
     }
     shutdown.cancel();
+    stop_workers.cancel();
     while processes.next().await.is_some() {}
+    while workers.next().await.is_some() {}
     observer.look(&reader, &chain, &forks, &mut rng).await?;
+    derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
     let head = store.snapshot().await.map_err(|error| error.to_string())?.head().clone();
     compare(&store, &chain, &plan, halted.is_some(), &clock).await?;
+    let tip = head.tip.ok_or("the archive is empty")?;
+    let fork = forks.iter().find(|fork| chain.block_ref(**fork, tip.height) == tip);
+    let fork = *fork.ok_or_else(|| format!("ended at {tip}, a block of no fork"))?;
+    let heights = HeightRange::inclusive(plan.start, tip.height);
+    derived::observer::look_at_the_end(&derived.app, derived.errors(), &chain, fork, heights).await?;
     Ok(Outcome {
         commits: crashes.commits(),
         reorgs: head.newest_reorg.id,
         processes: started,
+        derived_verbs: derived.faults.verbs(),
+        workers: workers_started,
         looks,
         took_ms: began.elapsed().as_millis() as u64,
     })
+}
+
+async fn derived_arrived(store: &MemoryStore, derived: &DerivedSide) -> bool {
+    match store.snapshot().await {
+        Ok(snapshot) => derived.arrived(snapshot.head()).await,
+        Err(_) => false,
+    }
 }
 
 fn options(plan: &Plan, chain: &SyntheticChain, nth: u64) -> IngestOptions {

@@ -92,7 +92,7 @@ pub(super) async fn prepare(
         .collect();
     let commit = ChunkCommit {
         chunk: chunk.heights,
-        parent_id: chunk.parent_id(),
+        parent_id: chunk.parent_id,
         last_id: chunk.last_id(),
         read: chunk.read,
         // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's.

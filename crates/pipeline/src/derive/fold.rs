@@ -46,7 +46,7 @@ pub(super) async fn prepare(
     if chunk.heights.is_empty() {
         return Err(not_yet(format!("events of heights {heights}")));
     }
-    let parent_id = chunk.parent_id();
+    let parent_id = chunk.parent_id;
     let last_id = chunk.last_id();
     let finalized = chunk.finalized_exclusive;
     let blocks = std::mem::take(&mut chunk.blocks);

@@ -21,8 +21,15 @@ pub(super) struct Held {
     app: Arc<dyn DerivedStore>,
     ttl_ms: u64,
     margin_ms: u64,
+    times: Mutex<Times>,
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    /// When it is to be renewed. Kept between pieces of work: many short ones must not put it off for ever.
+    next_beat: Instant,
     /// When the worker has to stop by itself.
-    deadline: Mutex<Instant>,
+    deadline: Instant,
 }
 
 impl Held {
@@ -34,7 +41,8 @@ impl Held {
         margin_ms: u64,
         asked_at: Instant,
     ) -> Self {
-        let held = Held { lease, app, ttl_ms, margin_ms, deadline: Mutex::new(asked_at) };
+        let times = Mutex::new(Times { next_beat: asked_at, deadline: asked_at });
+        let held = Held { lease, app, ttl_ms, margin_ms, times };
         held.renewed(asked_at);
         held
     }
@@ -42,11 +50,16 @@ impl Held {
     /// The store renewed it by a call that began at `asked_at`.
     pub fn renewed(&self, asked_at: Instant) {
         let lasts = Duration::from_millis(self.ttl_ms.saturating_sub(self.margin_ms).max(1));
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = asked_at + lasts;
+        let pause = Duration::from_millis((self.ttl_ms / 3).max(1));
+        self.set(Times { next_beat: asked_at + pause, deadline: asked_at + lasts });
     }
 
-    fn deadline(&self) -> Instant {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+    fn set(&self, times: Times) {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner) = times;
+    }
+
+    fn times(&self) -> Times {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does `work` while the lease is kept alive beside it. Where it is lost the work is dropped: whatever it had sent is fenced.
@@ -60,13 +73,10 @@ impl Held {
     }
 
     async fn beat(&self) -> Lost {
-        let pause = Duration::from_millis((self.ttl_ms / 3).max(1));
         let soon = Duration::from_millis((self.ttl_ms / 24).max(1));
-        let mut next = Instant::now() + pause;
         loop {
-            let deadline = self.deadline();
-            sleep_until(next.min(deadline)).await;
-            let deadline = self.deadline();
+            let Times { next_beat, deadline } = self.times();
+            sleep_until(next_beat.min(deadline)).await;
             let now = Instant::now();
             if now >= deadline {
                 tracing::warn!(
@@ -77,14 +87,11 @@ impl Held {
                 return Lost;
             }
             match timeout_at(deadline, self.app.renew(&self.lease, self.ttl_ms)).await {
-                Ok(Ok(_)) => {
-                    self.renewed(now);
-                    next = now + pause;
-                }
+                Ok(Ok(_)) => self.renewed(now),
                 Ok(Err(error)) if error.kind() == ErrorKind::Fenced => return Lost,
                 Ok(Err(error)) => {
                     tracing::debug!(%error, range = %self.lease.range, "the lease could not be renewed now");
-                    next = Instant::now() + soon;
+                    self.set(Times { next_beat: Instant::now() + soon, deadline });
                 }
                 Err(_) => return Lost,
             }

@@ -20,8 +20,7 @@ pub(super) async fn prepare(
     let mut chunk = read_raw(&context.raw, &context.app, heights, parts, context.options.chunk_bytes).await?;
     let service = mapper.service();
     let blocks = std::mem::take(&mut chunk.blocks);
-    let (parent_id, last_id) =
-        (blocks.first().map(|block| block.facts.parent_id), blocks.last().map(|block| block.facts.id));
+    let last_id = blocks.last().map(|block| block.facts.id);
     let mapping = mapper.clone();
     let (rows, malformed) = context
         .compute(move || {
@@ -57,7 +56,7 @@ pub(super) async fn prepare(
     };
     let commit = ChunkCommit {
         chunk: chunk.heights,
-        parent_id,
+        parent_id: chunk.parent_id,
         last_id,
         read: chunk.read,
         folded_at: None,

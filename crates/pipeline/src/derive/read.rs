@@ -27,14 +27,11 @@ pub(super) struct RawChunk {
     pub finalized_exclusive: Height,
     /// The finalised block, where it is stored.
     pub finalized: Option<BlockRef>,
+    /// The block below the first height; the first block's parent, where there is one.
+    pub parent_id: Option<BlockId>,
 }
 
 impl RawChunk {
-    /// The parent of the first block.
-    pub fn parent_id(&self) -> Option<BlockId> {
-        self.blocks.first().map(|block| block.facts.parent_id)
-    }
-
     /// The last block's id.
     pub fn last_id(&self) -> Option<BlockId> {
         self.blocks.last().map(|block| block.facts.id)
@@ -72,12 +69,27 @@ pub(super) async fn read_raw(
         Some(last) if bytes >= max_bytes => HeightRange::new(there.start(), last.facts.height.next()),
         _ => there,
     };
+    let parent_id = match blocks.first() {
+        Some(first) => Some(first.facts.parent_id),
+        None => block_below(&*snapshot, heights.start()).await?,
+    };
     let finalized_exclusive = head.stored_finalized().map_or(Height::ZERO, Height::next);
     let finalized = match head.stored_finalized() {
         Some(height) => snapshot.linked_ref(height).await?.map(|linked| linked.block),
         None => None,
     };
-    Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized })
+    Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized, parent_id })
+}
+
+/// The nearest block below `height`: chains that skip heights have runs of them without one.
+async fn block_below(snapshot: &dyn RawSnapshot, height: Height) -> Result<Option<BlockId>, DeriveError> {
+    let below = HeightRange::new(snapshot.head().range().start(), height);
+    for height in below.iter().rev() {
+        if let Some(linked) = snapshot.linked_ref(height).await? {
+            return Ok(Some(linked.block.id));
+        }
+    }
+    Ok(None)
 }
 
 async fn read_mark(snapshot: &dyn RawSnapshot, known_to: u64) -> Result<ReadMark, DeriveError> {

@@ -1,0 +1,210 @@
+//! A reader of the app store: whatever it sees must be one fork, whole, up to exactly a checkpoint, at every moment of a reorg too.
+
+use std::collections::BTreeMap;
+
+use cairn_core::{Height, HeightRange};
+use cairn_source::evm::synthetic::{ForkId, SyntheticChain};
+use cairn_store::StoreError;
+use cairn_store::derived::{
+    Change, DerivedCheckpoint, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, Key, LeaseFilter, Row,
+    Scan, Table, TableDef, U256, Value,
+};
+
+use super::processors::{self, MARKS, NAMES, SENDERS, SERVICES, TOTALS, TXS};
+
+/// The tables as they are right for one fork.
+struct Right {
+    txs: Vec<Row>,
+    marks: Vec<Row>,
+    senders: BTreeMap<Key, Row>,
+    totals: Option<Row>,
+}
+
+fn right(chain: &SyntheticChain, fork: ForkId, heights: HeightRange) -> Result<Right, String> {
+    let text = |error: StoreError| error.to_string();
+    let (senders_table, totals_table) =
+        (Table::new(&SENDERS).map_err(text)?, Table::new(&TOTALS).map_err(text)?);
+    let mut right = Right { txs: Vec::new(), marks: Vec::new(), senders: BTreeMap::new(), totals: None };
+    for height in heights.iter() {
+        let block = chain.block(fork, height);
+        right.marks.push(processors::mark_row(block.block_ref()));
+        let mut new = 0;
+        for (index, tx) in block.transactions.iter().enumerate() {
+            right.txs.push(processors::tx_row(height, index, tx.id.as_bytes(), &tx.sender));
+            let key = Key(vec![Value::bytes(&tx.sender)]);
+            let change = Change(vec![
+                Some(key.0[0].clone()),
+                Some(Value::Int(1)),
+                Some(Value::sum(U256::MAX)),
+                Some(Value::height(height)),
+                Some(Value::bytes(tx.id.as_bytes())),
+                None,
+            ]);
+            let old = right.senders.get(&key);
+            new += i64::from(old.is_none());
+            let row = change.apply(&senders_table, old, height).map_err(text)?;
+            right.senders.insert(key, row);
+        }
+        let change = Change(vec![Some(Value::text("all")), Some(Value::Int(1)), Some(Value::Int(new)), None]);
+        right.totals = Some(change.apply(&totals_table, right.totals.as_ref(), height).map_err(text)?);
+    }
+    Ok(right)
+}
+
+/// Every row of a table, by pages of a few rows.
+async fn all(
+    snapshot: &dyn DerivedSnapshot,
+    def: &'static TableDef,
+    index: Option<&'static str>,
+) -> Result<Vec<Row>, StoreError> {
+    let mut rows = Vec::new();
+    let mut scan = Scan { index, ..Scan::new(def.name, 7) };
+    loop {
+        let page = snapshot.scan(&scan).await?;
+        rows.extend(page.rows);
+        match page.more {
+            Some(place) => scan.lower = std::ops::Bound::Excluded(place),
+            None => return Ok(rows),
+        }
+    }
+}
+
+/// The fork that a checkpoint stands on, and what it covers; `None` before its first block.
+fn place(
+    chain: &SyntheticChain,
+    forks: &[ForkId],
+    first: Height,
+    checkpoint: &DerivedCheckpoint,
+) -> Result<Option<(ForkId, HeightRange)>, String> {
+    let Some(last) = checkpoint.last().filter(|last| last.height >= first) else { return Ok(None) };
+    let fork = forks.iter().find(|fork| chain.block_ref(**fork, last.height) == last);
+    let fork =
+        fork.ok_or_else(|| format!("{}: checkpoint {last} is a block of no fork", checkpoint.service))?;
+    Ok(Some((*fork, HeightRange::inclusive(first, last.height))))
+}
+
+/// Takes one look. `first` is the archive's first height. The error says what was wrong.
+pub async fn look(
+    app: &dyn DerivedReader,
+    chain: &SyntheticChain,
+    forks: &[ForkId],
+    first: Height,
+) -> Result<(), String> {
+    let text = |error: StoreError| error.to_string();
+    let snapshot = match app.snapshot().await {
+        Ok(snapshot) => snapshot,
+        // Nothing was adopted yet.
+        Err(StoreError::Invalid(_)) => return Ok(()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let snapshot = &*snapshot;
+    let next = |service: &str| snapshot.checkpoint(service).map(|checkpoint| checkpoint.next);
+    for service in &SERVICES[1..] {
+        if let (Some(upstream), Some(own)) = (next("tx_worker"), next(service))
+            && own > upstream
+        {
+            return Err(format!("{service} is at {own}, its upstream at {upstream}"));
+        }
+    }
+    let differ = |what: &str, at: &HeightRange, ours: &dyn std::fmt::Debug, theirs: &dyn std::fmt::Debug| {
+        let forks = snapshot.forks();
+        Err(format!(
+            "{what} at {at} (applied {}, begun {}) are\n  {ours:?}\nnot\n  {theirs:?}",
+            forks.applied.id, forks.begun.id
+        ))
+    };
+    for service in ["tx_worker", "mark_worker", "sender_worker"] {
+        let Some(checkpoint) = snapshot.checkpoint(service) else { continue };
+        let (range, right) = match place(chain, forks, first, checkpoint)? {
+            Some((fork, range)) => (range, right(chain, fork, range)?),
+            None => {
+                let empty = HeightRange::new(first, first);
+                (empty, right(chain, ForkId::MAIN, empty)?)
+            }
+        };
+        match service {
+            "tx_worker" => {
+                let rows = all(snapshot, &TXS, None).await.map_err(text)?;
+                if rows != right.txs {
+                    return differ("txs", &range, &rows, &right.txs);
+                }
+                let by_sender = all(snapshot, &TXS, Some("by_sender")).await.map_err(text)?;
+                let mut sorted = right.txs.clone();
+                sorted.sort_by_key(|row| (row.0[3].clone(), row.0[0].clone(), row.0[1].clone()));
+                if by_sender != sorted {
+                    return differ("txs by sender", &range, &by_sender, &sorted);
+                }
+            }
+            "mark_worker" => {
+                let rows = all(snapshot, &MARKS, None).await.map_err(text)?;
+                if rows != right.marks {
+                    return differ("marks", &range, &rows, &right.marks);
+                }
+            }
+            _ => {
+                let rows = all(snapshot, &SENDERS, None).await.map_err(text)?;
+                let senders: Vec<Row> = right.senders.values().cloned().collect();
+                if rows != senders {
+                    return differ("senders", &range, &rows, &senders);
+                }
+                let keys: Vec<Key> = right.senders.keys().cloned().collect();
+                let found = snapshot.rows(SENDERS.name, &keys).await.map_err(text)?;
+                if found.into_iter().flatten().collect::<Vec<_>>() != senders {
+                    return Err(format!("senders by key at {range} are not those of the scan"));
+                }
+                let totals = all(snapshot, &TOTALS, None).await.map_err(text)?;
+                if totals.first() != right.totals.as_ref() {
+                    return differ("totals", &range, &totals, &right.totals);
+                }
+                match all(snapshot, &SENDERS, Some("by_txs")).await {
+                    Ok(rows) => {
+                        let mut sorted = senders;
+                        sorted.sort_by_key(|row| (row.0[1].clone(), row.0[0].clone()));
+                        if rows != sorted {
+                            return differ("senders by txs", &range, &rows, &sorted);
+                        }
+                    }
+                    Err(StoreError::NotYet { .. }) if !snapshot.forks().is_settled() => {}
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// At the end: answers for every sender, an entry for every odd block, leases without gaps, none dead.
+pub async fn look_at_the_end(
+    app: &dyn DerivedReader,
+    errors: &dyn ErrorLog,
+    chain: &SyntheticChain,
+    fork: ForkId,
+    heights: HeightRange,
+) -> Result<(), String> {
+    let text = |error: StoreError| error.to_string();
+    let snapshot = app.snapshot().await.map_err(text)?;
+    let right = right(chain, fork, heights)?;
+    let names = all(&*snapshot, &NAMES, None).await.map_err(text)?;
+    for key in right.senders.keys() {
+        if !names.iter().any(|row| row.0[0] == key.0[0]) {
+            return Err(format!("nobody asked about {}", key.0[0]));
+        }
+    }
+    let filter = ErrorFilter { resolved: true, limit: 100_000, ..ErrorFilter::default() };
+    let logged = errors.list(&filter).await.map_err(text)?;
+    for height in heights.iter() {
+        let block = chain.block_ref(fork, height);
+        let entries = logged.iter().filter(|entry| entry.error.block_id == block.id).count();
+        if entries != usize::from(processors::is_odd(block)) {
+            return Err(format!("block {block} has {entries} entries in the error log"));
+        }
+    }
+    let filter = LeaseFilter { limit: 100_000, ..LeaseFilter::default() };
+    for lease in snapshot.leases(&filter).await.map_err(text)? {
+        // One that was given back at the end is FAILED and due.
+        if lease.is_dead() || lease.done_to != heights.end().min(lease.range.end()) {
+            return Err(format!("in the end lease {lease:?} is not done"));
+        }
+    }
+    Ok(())
+}
