@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cairn_backends::sqlite::{LOCK_NAME, SqliteOptions, SqliteStore};
 use cairn_core::{ChainId, Height, HeightRange, Parts, SystemClock};
+use cairn_store::derived::ErrorLog;
 use cairn_store::suite::blocks::{as_stored, chain};
 use cairn_store::{
     AppendBatch, LogQuery, RawDump, RawMaintenance, RawReader, RawWriter, Result, StoreError, StoreInfo,
@@ -99,9 +100,20 @@ async fn an_unknown_schema_is_refused_and_left_alone() {
             other => panic!("{other:?}"),
         }
     }
-    sql(dir.path(), "PRAGMA user_version = 1");
+    sql(dir.path(), "PRAGMA user_version = 2");
     let store = open(dir.path()).await.expect("opens");
     assert_eq!(store.snapshot().await.expect("reads").head().tip.map(|tip| tip.height), Some(Height(9)));
+}
+
+#[tokio::test]
+async fn a_store_of_the_first_version_gets_the_error_log() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 10).await);
+    sql(dir.path(), "DROP TABLE indexing_errors; PRAGMA user_version = 1");
+    assert!(matches!(open_read_only(dir.path()).await, Err(StoreError::Invalid(_))), "readers can't migrate");
+    let store = open(dir.path()).await.expect("migrates");
+    assert_eq!(store.snapshot().await.expect("reads").head().tip.map(|tip| tip.height), Some(Height(9)));
+    assert_eq!(store.count_unresolved().await.expect("is there"), 0);
 }
 
 #[tokio::test]

@@ -266,7 +266,7 @@ pub(super) fn read(
             conn.prepare_cached("SELECT ids, facts FROM transactions WHERE height = ?1").map_err(db)?;
         let mut rows = statement.query([sql(height)]).map_err(db)?;
         let row = rows.next().map_err(db)?;
-        let columns = row.map(|row| Ok((blob(row, 0)?, blob(row, 1)?))).transpose()?;
+        let columns = row.map(|row| Ok::<_, StoreError>((blob(row, 0)?, blob(row, 1)?))).transpose()?;
         let (ids, facts) = columns.unwrap_or((None, None));
         set_transactions(&mut block, unpacker, ids, facts)?;
     }

@@ -6,13 +6,13 @@ use cairn_store::runs::{RunCursor, RunKind};
 use cairn_store::{Dump, DumpBuilder, RawDump, Result};
 
 use super::index::{RunPages, live_runs};
-use super::{SqliteStore, blocks};
+use super::{SqliteStore, blocks, head};
 
 #[async_trait]
 impl RawDump for SqliteStore {
     async fn dump(&self) -> Result<Dump> {
         // For people and tests: this read transaction lasts as long as it takes.
-        let (transaction, head) = self.shared.pool.begin(None).await?;
+        let (transaction, head) = self.shared.pool.begin(None, head::read).await?;
         transaction
             .run(move |from, _| {
                 let mut dump = DumpBuilder::new(&head.row);

@@ -3,32 +3,34 @@
 use cairn_store::StoreError;
 use rusqlite::ErrorCode;
 
-/// The name of the database file in the data directory.
+/// The name of the raw store's file in the data directory.
 pub(super) const FILE_NAME: &str = "raw.sqlite";
 
-/// Busy and full pass; damage and unreadable columns are corruption; anything else won't mend by itself.
+/// What an error of the raw store's file means.
 pub(super) fn db(error: rusqlite::Error) -> StoreError {
+    db_in(FILE_NAME, error)
+}
+
+/// Busy and full pass; damage and unreadable columns are corruption; anything else won't mend by itself.
+pub(super) fn db_in(file_name: &str, error: rusqlite::Error) -> StoreError {
+    let damaged = || StoreError::Corrupt { place: file_name.into(), what: error.to_string() };
     match &error {
         rusqlite::Error::SqliteFailure(failure, _) => match failure.code {
             ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
-                StoreError::Busy(format!("{FILE_NAME} is locked: {error}"))
+                StoreError::Busy(format!("{file_name} is locked: {error}"))
             }
             ErrorCode::DiskFull => {
-                StoreError::Busy(format!("no space left for {FILE_NAME}; free some: {error}"))
+                StoreError::Busy(format!("no space left for {file_name}; free some: {error}"))
             }
             ErrorCode::OutOfMemory => StoreError::Busy(format!("no memory left: {error}")),
-            ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => {
-                StoreError::Corrupt { place: FILE_NAME.into(), what: error.to_string() }
-            }
-            _ => StoreError::Database(error.to_string()),
+            ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => damaged(),
+            _ => StoreError::Database(format!("{file_name}: {error}")),
         },
         rusqlite::Error::FromSqlConversionFailure(..)
         | rusqlite::Error::InvalidColumnType(..)
         | rusqlite::Error::IntegralValueOutOfRange(..)
-        | rusqlite::Error::QueryReturnedNoRows => {
-            StoreError::Corrupt { place: FILE_NAME.into(), what: error.to_string() }
-        }
-        _ => StoreError::Database(error.to_string()),
+        | rusqlite::Error::QueryReturnedNoRows => damaged(),
+        _ => StoreError::Database(format!("{file_name}: {error}")),
     }
 }
 

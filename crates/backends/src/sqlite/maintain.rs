@@ -5,8 +5,6 @@
 //! is kept in memory between steps, so a merge goes on after a restart where it stood. Runs that were replaced are dead and
 //! their pages are deleted in steps too.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use cairn_core::HeightRange;
 use cairn_store::runs::{
@@ -18,11 +16,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::error::{corrupt, db};
 use super::head;
 use super::index::{self, RUN_COLUMNS, RunPages, RunState, live_runs, run_info};
-use super::schema::WAL_BYTES;
-use super::{Shared, SqliteStore, WAL_NAME};
-
-/// Above this the write-ahead log is emptied even where readers have to be waited for.
-const WAL_MAX_BYTES: u64 = 4 * WAL_BYTES;
+use super::schema::RAW;
+use super::{Shared, SqliteStore};
 
 /// A page with its row and its index entry, about.
 const PAGE_ROW_BYTES: u64 = 8_192;
@@ -47,10 +42,11 @@ impl RawMaintenance for SqliteStore {
             return Ok(Maintained::Nothing);
         };
         let (result_id, begun_after) = (merge.result.id, merge.after);
-        let (transaction, _) = match self.shared.pool.begin(self.shared.options.snapshot_max_ms).await {
-            Err(StoreError::Busy(_)) => return Ok(Maintained::More),
-            begun => begun?,
-        };
+        let (transaction, _) =
+            match self.shared.pool.begin(self.shared.options.snapshot_max_ms, head::read).await {
+                Err(StoreError::Busy(_)) => return Ok(Maintained::More),
+                begun => begun?,
+            };
         let step = transaction
             .run(move |from, _| {
                 let Some(inputs) = live_inputs(&from.conn, &merge)? else { return Ok(None) };
@@ -76,35 +72,12 @@ impl RawMaintenance for SqliteStore {
 }
 
 impl Shared {
-    /// Empties the write-ahead log where it has grown long: commits alone can't while there is always some reader.
+    /// Empties the write-ahead log where it has grown long.
     fn shorten_wal(&self) -> Result<()> {
-        let Ok(wal) = std::fs::metadata(self.options.dir.join(WAL_NAME)) else { return Ok(()) };
-        if wal.len() <= WAL_BYTES {
-            return Ok(());
-        }
+        let options = &self.options;
+        let Some(wait_ms) = RAW.wal_wait_ms(&options.dir, options.snapshot_max_ms) else { return Ok(()) };
         self.pool.end_expired();
-        // Normally it costs nobody anything to try again later; when it must be, it waits until the oldest reader has gone.
-        let wait_ms = if wal.len() <= WAL_MAX_BYTES {
-            50
-        } else {
-            self.options.snapshot_max_ms.unwrap_or_default().saturating_add(500)
-        };
-        self.with_writer(|writer| {
-            writer.conn.busy_timeout(Duration::from_millis(wait_ms)).map_err(db)?;
-            let busy = writer.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
-            writer.conn.busy_timeout(Duration::from_millis(self.options.busy_timeout_ms)).map_err(db)?;
-            match busy.map_err(db) {
-                Ok(0) => Ok(()),
-                Ok(_) | Err(StoreError::Busy(_)) => {
-                    tracing::debug!(
-                        wal_bytes = wal.len(),
-                        "readers keep the write-ahead log from being emptied"
-                    );
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            }
-        })
+        self.with_writer(|writer| RAW.shorten_wal(&writer.conn, wait_ms, options.busy_timeout_ms))
     }
 
     /// Deletes pages of a dead run. Returns whether there was one.

@@ -18,8 +18,10 @@
 
 mod blocks;
 mod codec;
+mod derived;
 mod dump;
 mod error;
+mod errors;
 mod filler;
 mod head;
 mod index;
@@ -31,6 +33,7 @@ mod snapshot;
 mod writer;
 
 use std::fs::{File, TryLockError};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -39,18 +42,17 @@ use cairn_store::memory::CommitHook;
 use cairn_store::{RawReader, RawSnapshot, Result, StoreError};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
+pub use derived::{APP_LOCK_NAME, SqliteDerived, SqliteDerivedOptions};
 pub use options::SqliteOptions;
 
 use codec::Unpacker;
 use error::{FILE_NAME, db};
-use pool::Pool;
+use pool::{Pool, PoolOptions};
+use schema::RAW;
 use snapshot::SqliteSnapshot;
 
 /// The name of the file in the data directory that a writer locks.
 pub const LOCK_NAME: &str = "cairn.lock";
-
-/// The write-ahead log beside the database file.
-const WAL_NAME: &str = "raw.sqlite-wal";
 
 /// A raw store in a directory. Clones are handles on the same open store.
 #[derive(Clone)]
@@ -99,19 +101,26 @@ impl SqliteStore {
         let (lock, writer) = if options.read_only {
             (None, None)
         } else {
-            let lock = lock_dir(&options)?;
+            let lock = lock_dir(&options.dir, LOCK_NAME)?;
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
                 | OpenFlags::SQLITE_OPEN_CREATE
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let mut conn = Connection::open_with_flags(&path, flags).map_err(db)?;
-            schema::open_writer(&mut conn, &options)?;
+            RAW.open_writer(&mut conn, options.busy_timeout_ms, options.cache_bytes / 2)?;
             if let Some(head) = head::find(&conn)? {
                 head::demand_checkpoint(&conn, &head)?;
             }
             (Some(lock), Some(Mutex::new(Writer { conn, unpacker: Unpacker::new()? })))
         };
-        let pool = Arc::new(Pool::new(path, options.clone()));
-        pool.probe()?;
+        let pool = Arc::new(Pool::new(PoolOptions {
+            file: &RAW,
+            dir: options.dir.clone(),
+            max_readers: options.max_readers,
+            reader_wait_ms: options.reader_wait_ms,
+            busy_timeout_ms: options.busy_timeout_ms,
+            cache_bytes: options.cache_bytes / 2,
+        }));
+        pool.probe(|_| Ok(()))?;
         let shared = Shared {
             options,
             clock,
@@ -219,11 +228,11 @@ impl Shared {
     }
 }
 
-fn lock_dir(options: &SqliteOptions) -> Result<File> {
-    let path = options.dir.join(LOCK_NAME);
+fn lock_dir(dir: &Path, name: &str) -> Result<File> {
+    let path = dir.join(name);
     let failed =
         |error: std::io::Error| StoreError::Database(format!("can't open {}: {error}", path.display()));
-    std::fs::create_dir_all(&options.dir).map_err(failed)?;
+    std::fs::create_dir_all(dir).map_err(failed)?;
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -244,7 +253,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 impl RawReader for SqliteStore {
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
         let options = &self.shared.options;
-        let (transaction, head) = self.shared.pool.begin(options.snapshot_max_ms).await?;
+        let (transaction, head) = self.shared.pool.begin(options.snapshot_max_ms, head::read).await?;
         Ok(Arc::new(SqliteSnapshot::new(transaction, head.row, options.dir.clone())))
     }
 }

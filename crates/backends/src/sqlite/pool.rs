@@ -13,12 +13,10 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::blocking;
 use super::codec::Unpacker;
-use super::error::db;
-use super::head::{self, Head};
 use super::index::demand_time;
-use super::options::SqliteOptions;
-use super::{blocking, schema};
+use super::schema::FileKind;
 
 /// A connection with what reading from it needs.
 pub(super) struct ReadConnection {
@@ -26,9 +24,19 @@ pub(super) struct ReadConnection {
     pub(super) unpacker: Unpacker,
 }
 
+/// Which file is read, and how.
+pub(super) struct PoolOptions {
+    pub(super) file: &'static FileKind,
+    pub(super) dir: PathBuf,
+    pub(super) max_readers: usize,
+    pub(super) reader_wait_ms: u64,
+    pub(super) busy_timeout_ms: u64,
+    /// Of all connections together.
+    pub(super) cache_bytes: u64,
+}
+
 pub(super) struct Pool {
-    path: PathBuf,
-    options: SqliteOptions,
+    options: PoolOptions,
     idle: Mutex<Vec<ReadConnection>>,
     permits: Arc<Semaphore>,
     /// The transactions that are open, to find those that are too old.
@@ -45,13 +53,17 @@ fn execute(conn: &Connection, statement: &str) -> rusqlite::Result<usize> {
 }
 
 impl Pool {
-    pub(super) fn new(path: PathBuf, options: SqliteOptions) -> Self {
+    pub(super) fn new(options: PoolOptions) -> Self {
         let permits = Arc::new(Semaphore::new(options.max_readers.max(1)));
-        Pool { path, options, idle: Mutex::default(), permits, open: Mutex::default() }
+        Pool { options, idle: Mutex::default(), permits, open: Mutex::default() }
     }
 
-    /// A read transaction and the head row in it. It ends after `max_ms`, if given.
-    pub(super) async fn begin(self: &Arc<Self>, max_ms: Option<u64>) -> Result<(Arc<ReadTx>, Head)> {
+    /// A read transaction and what `first` reads in it, which fixes what the transaction sees. It ends after `max_ms`, if given.
+    pub(super) async fn begin<T: Send + 'static>(
+        self: &Arc<Self>,
+        max_ms: Option<u64>,
+        first: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<(Arc<ReadTx>, T)> {
         let permit = match self.permits.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => self.wait_for_permit().await?,
@@ -60,16 +72,15 @@ impl Pool {
         blocking(move || {
             let idle = lock(&pool.idle).pop();
             let connection = idle.map_or_else(|| pool.connect(), Ok)?;
-            execute(&connection.conn, "BEGIN").map_err(db)?;
+            execute(&connection.conn, "BEGIN").map_err(|e| pool.options.file.error(e))?;
             let deadline = max_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
             let open = Mutex::new(Some((connection, permit)));
             let transaction = Arc::new(ReadTx { open, pool: pool.clone(), deadline });
-            // The first read fixes what the transaction sees.
-            let head = transaction.read(|connection, _| head::read(&connection.conn))?;
+            let seen = transaction.read(|connection, _| first(&connection.conn))?;
             let mut list = lock(&pool.open);
             list.retain(|transaction| transaction.strong_count() > 0);
             list.push(Arc::downgrade(&transaction));
-            Ok((transaction, head))
+            Ok((transaction, seen))
         })
         .await
     }
@@ -101,8 +112,11 @@ impl Pool {
 
     fn connect(&self) -> Result<ReadConnection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let conn = Connection::open_with_flags(&self.path, flags).map_err(db)?;
-        schema::configure_reader(&conn, &self.options)?;
+        let options = &self.options;
+        let conn = Connection::open_with_flags(options.dir.join(options.file.name), flags)
+            .map_err(|e| options.file.error(e))?;
+        let cache_bytes = options.cache_bytes / options.max_readers.max(1) as u64;
+        options.file.configure_reader(&conn, options.busy_timeout_ms, cache_bytes)?;
         Ok(ReadConnection { conn, unpacker: Unpacker::new()? })
     }
 
@@ -121,10 +135,11 @@ impl Pool {
         lock(&self.open).extend(alive.iter().map(Arc::downgrade));
     }
 
-    /// Checks that a reader can be opened: the file is there, is a store, and has a schema that we know.
-    pub(super) fn probe(&self) -> Result<()> {
+    /// Checks that a reader can be opened: the file is there, is a store, has a schema that we know, and what `demand` says.
+    pub(super) fn probe(&self, demand: impl FnOnce(&Connection) -> Result<()>) -> Result<()> {
         let connection = self.connect()?;
-        schema::demand_current(&connection.conn)?;
+        self.options.file.demand_current(&connection.conn)?;
+        demand(&connection.conn)?;
         lock(&self.idle).push(connection);
         Ok(())
     }

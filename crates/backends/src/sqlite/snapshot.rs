@@ -18,6 +18,7 @@ use super::error::{corrupt, db};
 use super::head::{get_height, get_id, get_u64, sql};
 use super::index::{RunPages, demand_time, live_runs};
 use super::pool::ReadTx;
+use super::schema::RAW;
 use super::{blocks, filler};
 
 pub(super) struct SqliteSnapshot {
@@ -394,7 +395,7 @@ fn read_sizes(conn: &Connection, dir: &std::path::Path) -> Result<StoreSizes> {
         parts.push((name.to_owned(), sum(|run| run.entries), sum(|run| run.bytes)));
     }
     parts.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
-    let files = [super::error::FILE_NAME, super::WAL_NAME];
+    let files = [RAW.name.to_owned(), RAW.wal_name()];
     // The log is not there once everything was copied and the last connection went.
     let sizes = files.iter().filter_map(|name| std::fs::metadata(dir.join(name)).ok());
     Ok(StoreSizes { total_bytes: sizes.map(|file| file.len()).sum(), parts })

@@ -1,0 +1,105 @@
+//! The commit of a chunk. What needs no database (shape, order, duplicates) is done before the gate is taken.
+
+use async_trait::async_trait;
+use cairn_core::Height;
+use cairn_store::derived::rules::{self, CheckedChunk, CheckedStates};
+use cairn_store::derived::{ChunkCommit, Committed, DerivedWriter, WorkerLease};
+use cairn_store::{Result, StoreError};
+use rusqlite::params;
+
+use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, leases, rows, sql};
+
+/// Undo rows that one commit deletes because finality has passed them, beyond as many as it writes.
+const PRUNE_ROWS: usize = 256;
+
+#[async_trait]
+impl DerivedWriter for SqliteDerived {
+    async fn commit_chunk(&self, lease: &WorkerLease, commit: ChunkCommit) -> Result<Committed> {
+        let (shared, held) = (self.shared.clone(), lease.clone());
+        blocking(move || {
+            let checked = CheckedChunk::new(&shared.catalog, &held, &commit)?;
+            shared.commit("commit_chunk", |write| write.commit_chunk(&held, &commit, &checked))
+        })
+        .await
+    }
+}
+
+impl Write<'_> {
+    fn commit_chunk(
+        &self,
+        held: &WorkerLease,
+        commit: &ChunkCommit,
+        checked: &CheckedChunk,
+    ) -> Result<Committed> {
+        let forks = forks::read(self.tx)?;
+        let current = leases::find(self.tx, held.id)?;
+        let before = rules::demand_holder(current.as_ref(), held, leases::newest_fence(self.tx)?)?;
+        let lease = rules::advance_lease(before, commit, self.now_ms)?;
+
+        let lower =
+            commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX)).min(forks.state.applied.id);
+        let known = forks::marks_after(self.tx, lower)?;
+        rules::demand_fork(&forks.state, forks.base_id, &known, commit, checked.reaches)?;
+
+        let checkpoint =
+            checkpoints::find(self.tx, &before.service)?.ok_or_else(|| StoreError::LeaseMoved {
+                what: format!("the checkpoint of {}, which is not registered,", before.service),
+                expected: commit.chunk.start(),
+            })?;
+        let moved = rules::advance_checkpoint(&checkpoint, before, commit, self.now_ms)?;
+
+        leases::update(self.tx, &lease)?;
+        if let Some(moved) = &moved {
+            checkpoints::write(self.tx, moved)?;
+        }
+        for table in &checked.replaces {
+            let table = self.tables.get(table.name())?;
+            rows::delete_range(self.tx, table, commit.chunk.start(), commit.chunk.end())?;
+        }
+        for part in &checked.rows {
+            rows::write(self.tx, self.tables.get(part.table.name())?, part.rows.values())?;
+        }
+        let mut undone = 0;
+        for part in &checked.states {
+            undone += self.write_states(part, commit)?;
+        }
+        // What is final in the raw snapshot of a reorg that isn't applied yet may still have to be undone here.
+        if !checked.states.is_empty() && commit.read.reorg_id <= forks.state.applied.id {
+            forks::prune_undo(self.tx, commit.finalized, undone + PRUNE_ROWS)?;
+        }
+        Ok(Committed { lease, checkpoint: moved.unwrap_or(checkpoint) })
+    }
+
+    /// Writes state with its undo rows; how many of these there are.
+    fn write_states(&self, part: &CheckedStates, commit: &ChunkCommit) -> Result<usize> {
+        let (chunk, finalized) = (commit.chunk, commit.finalized);
+        let table = self.tables.get(part.table.name())?;
+        let mut insert = self
+            .tx
+            .prepare_cached("INSERT OR REPLACE INTO state_undo VALUES (?1, ?2, ?3, ?4)")
+            .map_err(db)?;
+        let mut undone = 0;
+        // Changes below finality have no undo rows, and neither has one at the finalised height itself, where the folder gives none.
+        let mut floor = if chunk.start() < finalized { chunk.end().min(finalized) } else { Height::ZERO };
+        for (key, state) in &part.rows {
+            let changed_at = part.table.height_column().and_then(|at| state.row.0[at].as_height());
+            let kept = state.undo.iter().filter(|(height, _)| *height >= finalized);
+            if kept.clone().next_back().map(|(height, _)| *height) != changed_at {
+                floor = floor.max(changed_at.unwrap_or_default().next());
+            }
+            let key = if state.undo.is_empty() { None } else { Some(key.encode()) };
+            for (height, before) in kept {
+                let before = before.as_ref().map(cairn_store::derived::Row::encode);
+                insert
+                    .execute(params![sql(*height), part.table.name(), key.as_deref(), before.as_deref()])
+                    .map_err(db)?;
+                undone += 1;
+            }
+        }
+        if floor > Height::ZERO {
+            forks::raise_undo_floor(self.tx, part.table.name(), floor)?;
+        }
+        rows::write(self.tx, table, part.rows.values().map(|state| &state.row))?;
+        Ok(undone)
+    }
+}

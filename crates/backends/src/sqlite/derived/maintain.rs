@@ -1,0 +1,144 @@
+//! Deleting, the write-ahead log, and the dump.
+
+use async_trait::async_trait;
+use cairn_core::Height;
+use cairn_store::derived::{DerivedDump, DerivedDumpBuilder, DerivedMaintenance, Key, TableClass};
+use cairn_store::{Dump, Result, StoreError};
+use rusqlite::params;
+
+use super::super::schema::APP;
+use super::tables::TableSql;
+use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, number, rows};
+
+impl Write<'_> {
+    /// Deletes rows, then undo rows, then leases; whether any is left.
+    fn reset(&self, service: &str, max_rows: usize) -> Result<bool> {
+        checkpoints::delete(self.tx, service)?;
+        let mut left = max_rows;
+        let tables = self.tables.all().iter().filter(|table| table.table.def().service == service);
+        for table in tables {
+            left = left.saturating_sub(rows::delete_some(self.tx, table, left)?);
+            if left == 0 {
+                return Ok(true);
+            }
+            if table.table.def().class == TableClass::State {
+                left = left.saturating_sub(self.forget_undo(table, left)?);
+                if left == 0 {
+                    return Ok(true);
+                }
+            }
+        }
+        let deleted = self
+            .tx
+            .prepare_cached(
+                "DELETE FROM worker_leases WHERE id IN (SELECT id FROM worker_leases WHERE worker_type = ?1 LIMIT ?2)",
+            )
+            .and_then(|mut statement| statement.execute(params![service, number(left as u64)]))
+            .map_err(db)?;
+        Ok(deleted == left)
+    }
+
+    /// Deletes undo rows of a table of which no row is left.
+    fn forget_undo(&self, table: &TableSql, max_rows: usize) -> Result<usize> {
+        let name = table.table.name();
+        let deleted = self
+            .tx
+            .prepare_cached(
+                "DELETE FROM state_undo WHERE (height, table_name, row_key) IN \
+                 (SELECT height, table_name, row_key FROM state_undo WHERE table_name = ?1 LIMIT ?2)",
+            )
+            .and_then(|mut statement| statement.execute(params![name, number(max_rows as u64)]))
+            .map_err(db)?;
+        if deleted < max_rows {
+            self.tx
+                .execute("UPDATE table_definitions SET undo_floor = 0 WHERE table_name = ?1", [name])
+                .map_err(db)?;
+        }
+        Ok(deleted)
+    }
+
+    fn delete_rows(&self, table: &str, keys: &[Key]) -> Result<u64> {
+        let table = self.tables.get(table)?;
+        let mut undo = self
+            .tx
+            .prepare_cached("DELETE FROM state_undo WHERE table_name = ?1 AND row_key = ?2")
+            .map_err(db)?;
+        let mut deleted = 0;
+        for key in keys {
+            if table.table.def().class == TableClass::State {
+                undo.execute(params![table.table.name(), key.encode().as_ref()]).map_err(db)?;
+            }
+            deleted += rows::delete(self.tx, table, key)?;
+        }
+        Ok(deleted)
+    }
+}
+
+#[async_trait]
+impl DerivedMaintenance for SqliteDerived {
+    /// Keeps the write-ahead log short; there are no partitions, and indexes are never put off.
+    async fn maintain(&self, _tip: Height) -> Result<()> {
+        let shared = self.shared.clone();
+        blocking(move || {
+            let options = &shared.options;
+            let Some(wait_ms) = APP.wal_wait_ms(&options.dir, options.snapshot_max_ms) else { return Ok(()) };
+            shared.pool.end_expired();
+            shared.with_writer(|conn| APP.shorten_wal(conn, wait_ms, options.busy_timeout_ms))
+        })
+        .await
+    }
+
+    async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
+        let service = service.to_owned();
+        self.write("reset_step", move |write| {
+            if max_rows == 0 {
+                return Err(StoreError::Invalid(
+                    "reset_step: max_rows is 0; nothing would ever be deleted".into(),
+                ));
+            }
+            write.reset(&service, max_rows)
+        })
+        .await
+    }
+
+    /// While a reorg is being applied nothing above its common block goes.
+    async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64> {
+        self.write("prune_undo", move |write| {
+            let applying = match forks::find(write.tx)? {
+                Some(forks) => forks::applying(write.tx, &forks)?,
+                None => None,
+            };
+            let below = applying.map_or(finalized, |first_orphan| finalized.min(first_orphan));
+            forks::prune_undo(write.tx, below, max_rows)
+        })
+        .await
+    }
+
+    async fn delete_rows(&self, table: &'static str, keys: &[Key]) -> Result<u64> {
+        let keys = keys.to_vec();
+        self.write("delete_rows", move |write| write.delete_rows(table, &keys)).await
+    }
+}
+
+#[async_trait]
+impl DerivedDump for SqliteDerived {
+    async fn dump(&self) -> Result<Dump> {
+        // For people and tests: this read transaction lasts as long as it takes.
+        let (transaction, checkpoints) = self.shared.pool.begin(None, checkpoints::all).await?;
+        let tables = self.shared.tables.clone();
+        transaction
+            .run(move |from, _| {
+                let mut dump = DerivedDumpBuilder::new();
+                checkpoints.iter().for_each(|checkpoint| dump.checkpoint(checkpoint));
+                for table in tables.all().iter().filter(|table| DerivedDumpBuilder::is_dumped(&table.table)) {
+                    let mut statement = from.conn.prepare(&table.select).map_err(db)?;
+                    let mut rows = statement.raw_query();
+                    while let Some(row) = rows.next().map_err(db)? {
+                        dump.row(&table.table, &table.read(row).map_err(db)?);
+                    }
+                }
+                Ok(dump.finish())
+            })
+            .await
+    }
+}
