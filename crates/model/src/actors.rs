@@ -24,6 +24,8 @@ pub enum Worker {
         /// The place of the lease that it will insert.
         lease: u8,
     },
+    /// Has read and computed before it took the lease: only without [`crate::Rule::LeaseBeforeSnapshot`].
+    Ahead(Commit),
     /// Holds a lease.
     Holds {
         /// Which one.
@@ -56,7 +58,7 @@ impl Worker {
     /// Which lease it works on.
     pub fn lease(&self) -> Option<u8> {
         match self {
-            Worker::Idle | Worker::Claiming { .. } => None,
+            Worker::Idle | Worker::Claiming { .. } | Worker::Ahead(_) => None,
             Worker::Holds { lease, .. } | Worker::Unsure { lease, .. } => Some(*lease),
             Worker::RawRead(commit) | Worker::Ready(commit) | Worker::Checked(commit) => Some(commit.lease),
         }
@@ -65,7 +67,7 @@ impl Worker {
     /// The fence that it holds.
     pub fn fence(&mut self) -> Option<&mut u8> {
         match self {
-            Worker::Idle | Worker::Claiming { .. } => None,
+            Worker::Idle | Worker::Claiming { .. } | Worker::Ahead(_) => None,
             Worker::Holds { fence, .. } | Worker::Unsure { fence, .. } => Some(fence),
             Worker::RawRead(commit) | Worker::Ready(commit) | Worker::Checked(commit) => Some(&mut commit.fence),
         }

@@ -262,8 +262,9 @@ impl App {
             self.fold(commit);
         }
         let checkpoint = &mut self.checkpoints[commit.service as usize];
-        let follows = checkpoint.height + 1 == commit.from || (!off.on(Rule::CheckpointContiguous) && checkpoint.height + 1 < commit.to);
-        if follows && (checkpoint.id == commit.parent || !off.on(Rule::CheckpointIds)) {
+        let linked = checkpoint.id == commit.parent || !off.on(Rule::CheckpointIds);
+        let follows = checkpoint.height + 1 == commit.from && linked;
+        if follows || (!off.on(Rule::CheckpointContiguous) && checkpoint.height + 1 < commit.to) {
             *checkpoint = Checkpoint { height: commit.to - 1, id: commit.last_id() };
         }
         let lease = &mut self.leases[commit.service as usize][commit.lease as usize];
@@ -294,8 +295,8 @@ impl App {
     }
 
     /// What each of an applier's transactions demands.
-    pub fn may_apply(&self, id: u8, off: Off) -> bool {
-        self.applied == id - 1 || !off.on(Rule::ApplierDemand)
+    pub fn may_apply(&self, id: u8, demand: Rule, off: Off) -> bool {
+        self.applied == id - 1 || !off.on(demand)
     }
 
     /// The first transaction of an entry: stores `begun`, and takes leases and checkpoints back to the common block. Running it twice changes nothing but fences.

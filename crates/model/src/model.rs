@@ -17,7 +17,7 @@ pub const MAX_APPLIERS: usize = 2;
 /// One configuration: who takes part, and how far things go.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
-    /// The name that its figure carries.
+    /// Its name in what the tests print.
     pub name: &'static str,
     /// The forks that the node shows one after another.
     pub script: &'static [Chain],
@@ -80,6 +80,8 @@ pub enum Action {
     InsertClaim(usize),
     /// A worker takes a FAILED lease over.
     Reclaim(usize, u8),
+    /// A worker reads for a lease that it doesn't hold yet.
+    ReadAhead(usize, u8),
     /// A worker opens, reads and closes its raw snapshot.
     ReadRaw(usize),
     /// A folder opens, reads and closes its app snapshot.
@@ -134,7 +136,7 @@ impl Protocol {
         let service = self.service(worker);
         let lease = state.app.next_lease(service);
         let from = App::from(lease, self.range);
-        let work_to = if service == MAPPER { state.raw.tip } else { state.app.checkpoints[MAPPER as usize].height };
+        let work_to = if service == MAPPER || !self.off.on(Rule::UpstreamBound) { state.raw.tip } else { state.app.checkpoints[MAPPER as usize].height };
         (lease < MAX_LEASES && from <= self.top && from <= work_to).then_some(lease as u8)
     }
 
@@ -147,6 +149,14 @@ impl Protocol {
         Worker::Holds { lease, fence, done_to: row.done_to }
     }
 
+    /// The same right after the lease was taken; who read ahead of it has its commit ready.
+    fn taken(&self, app: &App, service: u8, lease: u8, fence: u8, before: Worker) -> Worker {
+        match before {
+            Worker::Ahead(commit) => Worker::Ready(Commit { fence, ..commit }),
+            _ => self.holding(app, service, lease, fence),
+        }
+    }
+
     fn read_raw(&self, raw: &Raw, service: u8, lease: u8, fence: u8, done_to: Height) -> Option<Commit> {
         let (to, ids, parent) = raw.read(self.script, done_to, self.lease_to(lease))?;
         let rows = if service == MAPPER { ids } else { [NONE; 2] };
@@ -156,7 +166,9 @@ impl Protocol {
 
     /// A folder's app snapshot: cuts the chunk at the upstream's checkpoint and reads rows and state.
     fn read_app(&self, app: &App, mut commit: Commit) -> Option<Commit> {
-        commit.to = commit.to.min(app.checkpoints[MAPPER as usize].height + 1);
+        if self.off.on(Rule::UpstreamBound) {
+            commit.to = commit.to.min(app.checkpoints[MAPPER as usize].height + 1);
+        }
         if commit.to <= commit.from {
             return None;
         }
@@ -189,7 +201,12 @@ impl Protocol {
 
     fn apply(&self, state: &mut State, applier: usize, id: u8, step: Step) {
         let me = &mut state.appliers[applier];
-        if !state.app.may_apply(id, self.off) {
+        let demand = match step {
+            Step::Begin => Rule::DemandAtBegin,
+            Step::Delete | Step::Restore | Step::PutBack(..) => Rule::DemandAtSteps,
+            Step::Finish => Rule::DemandAtFinish,
+        };
+        if !state.app.may_apply(id, demand, self.off) {
             *me = Applier::Idle;
             return;
         }
@@ -254,8 +271,18 @@ impl Protocol {
                 }
                 let leases = &state.app.leases[service as usize];
                 let failed = (0..MAX_LEASES).filter(|lease| leases[*lease].status == Status::Failed);
-                actions.extend(failed.map(|lease| Action::Reclaim(worker, lease as u8)));
+                actions.extend(failed.clone().map(|lease| Action::Reclaim(worker, lease as u8)));
+                if !self.off.on(Rule::LeaseBeforeSnapshot) && service == MAPPER {
+                    actions.extend(failed.map(|lease| Action::ReadAhead(worker, lease as u8)));
+                    actions.extend(self.claimable(state, worker).map(|lease| Action::ReadAhead(worker, lease)));
+                }
                 return;
+            }
+            Worker::Ahead(commit) => {
+                if self.claimable(state, worker) == Some(commit.lease) {
+                    actions.push(Action::Claim(worker));
+                }
+                actions.push(Action::Reclaim(worker, commit.lease));
             }
             Worker::Claiming { .. } => actions.push(Action::InsertClaim(worker)),
             Worker::Holds { .. } => actions.push(Action::ReadRaw(worker)),
@@ -281,7 +308,7 @@ impl Protocol {
                 if !self.off.on(Rule::ClaimInGate) {
                     Worker::Claiming { lease }
                 } else if state.app.claim(service, lease, self.range) {
-                    self.holding(&state.app, service, lease, NEW_FENCE)
+                    self.taken(&state.app, service, lease, NEW_FENCE, before)
                 } else {
                     return false;
                 }
@@ -298,7 +325,15 @@ impl Protocol {
                     return false;
                 }
                 let fence = state.app.lease(service, lease).fence;
-                self.holding(&state.app, service, lease, fence)
+                self.taken(&state.app, service, lease, fence, before)
+            }
+            (Action::ReadAhead(_, lease), Worker::Idle) => {
+                let row = state.app.lease(service, lease);
+                let from = if row.status == Status::Absent { App::from(lease as usize, self.range) } else { row.done_to };
+                match self.read_raw(&state.raw, service, lease, 0, from) {
+                    None => return false,
+                    Some(commit) => Worker::Ahead(commit),
+                }
             }
             (Action::ReadRaw(_), Worker::Holds { lease, fence, done_to }) => {
                 match self.read_raw(&state.raw, service, lease, fence, done_to) {
@@ -402,6 +437,7 @@ impl Protocol {
             Action::Claim(w)
             | Action::InsertClaim(w)
             | Action::Reclaim(w, _)
+            | Action::ReadAhead(w, _)
             | Action::ReadRaw(w)
             | Action::ReadApp(w)
             | Action::Commit(w)

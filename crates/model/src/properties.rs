@@ -5,6 +5,7 @@ use stateright::Property;
 use crate::app::{App, FOLDER, MAPPER, MAX_LEASES, Status};
 use crate::model::{Protocol, State};
 use crate::raw::Entry;
+use crate::rules::Rule;
 use crate::words::{GENESIS, Height, NONE, block_at_or_below, parent};
 
 /// The raw store has one row a height up to its tip, of the node's chain.
@@ -15,6 +16,8 @@ pub const ONE_FORK: &str = "rows up to the checkpoint are one unbroken fork";
 pub const CANONICAL: &str = "with every entry applied, rows up to the checkpoint are canonical";
 /// What a folder serves is the fold of the rows up to exactly its checkpoint.
 pub const STATE: &str = "state read at the folder's checkpoint is the fold of the rows up to it";
+/// A list ordered by state shows the rows as they stand, so it is answered only where they stand at the checkpoint.
+pub const LISTS: &str = "state rows stand at the folder's checkpoint whenever lists are answered";
 /// A commit with an old fence changes nothing.
 pub const FENCED: &str = "a commit with an old fence changes nothing";
 /// Two leases that touch fit by their ids, so the committer's alarm means a fault.
@@ -30,6 +33,7 @@ pub fn all(model: &Protocol) -> Vec<Property<Protocol>> {
     }
     if model.folders > 0 {
         all.push(Property::always(STATE, state_is_fold));
+        all.push(Property::always(LISTS, lists_are_state));
     }
     all
 }
@@ -37,8 +41,10 @@ pub fn all(model: &Protocol) -> Vec<Property<Protocol>> {
 /// A height without a row is a skipped one; then the next block's parent lies below it, or the checkpoint's id does.
 fn one_fork(model: &Protocol, state: &State) -> bool {
     let checkpoint = state.app.checkpoints[MAPPER as usize];
+    let bounded = model.off.on(Rule::ReadBelowCheckpoint);
+    let bound = if bounded { checkpoint.height } else { model.top };
     let mut last = GENESIS;
-    for height in 1..=checkpoint.height {
+    for height in 1..=bound {
         let id = state.app.row(height);
         if id == NONE {
             continue;
@@ -49,7 +55,7 @@ fn one_fork(model: &Protocol, state: &State) -> bool {
         }
         last = id;
     }
-    last == checkpoint.id
+    last == checkpoint.id || !bounded
 }
 
 fn canonical(model: &Protocol, state: &State) -> bool {
@@ -87,6 +93,14 @@ fn state_is_fold(model: &Protocol, state: &State) -> bool {
         let fold = rows.fold(Default::default(), |row: crate::app::StateRow, (height, id)| row.then(height, id));
         app.read_state(key, checkpoint.height, model.off) == fold
     })
+}
+
+/// Given that the state read at the checkpoint is right, this says that each row is that state.
+fn lists_are_state(model: &Protocol, state: &State) -> bool {
+    let app = &state.app;
+    let checkpoint = app.checkpoints[FOLDER as usize].height;
+    let answered = app.begun == app.applied || !model.off.on(Rule::ListsWait);
+    !answered || app.state.iter().all(|row| row.height <= checkpoint)
 }
 
 fn last_row(app: &App, height: Height) -> u8 {

@@ -14,6 +14,8 @@ pub enum Rule {
     ClaimInGate,
     /// A reclaimed lease gets a new fence.
     ReclaimFence,
+    /// A worker takes its lease first and opens its raw snapshot after. Off: it may read ahead of its lease.
+    LeaseBeforeSnapshot,
     /// Step 2: the commit carries the lease's newest fence.
     CommitFence,
     /// Step 2: the lease stands where the chunk begins.
@@ -28,9 +30,11 @@ pub enum Rule {
     BoundIsCommonBlock,
     /// Step 3 for a folder: the lower bound is no newer than `applied` in its app snapshot.
     FolderLowerBound,
+    /// A worker goes up to its upstream's checkpoint and no further.
+    UpstreamBound,
     /// A folder's commit demands that its checkpoint ends where the chunk begins.
     FolderContiguous,
-    /// Step 4: the checkpoint moves only when it ends where the chunk begins.
+    /// Step 4: the checkpoint moves only when it ends where the chunk begins. Off: to the greatest height committed.
     CheckpointContiguous,
     /// Step 4: the checkpoint moves only when its id is the chunk's parent.
     CheckpointIds,
@@ -38,8 +42,12 @@ pub enum Rule {
     CrossByFirstParent,
     /// A chunk of only skipped heights records the block that it stands on as the lease's first parent. Off: the lease's `first_parent` stays unset.
     SkippedRecordsParent,
-    /// Each of an applier's transactions demands `applied` = id − 1.
-    ApplierDemand,
+    /// An applier's first transaction demands `applied` = id − 1.
+    DemandAtBegin,
+    /// So does each that deletes rows or restores state.
+    DemandAtSteps,
+    /// So does the last, which moves `applied`.
+    DemandAtFinish,
     /// An applier's first transaction deletes the leases that begin above the common block.
     DeleteLeases,
     /// It gives a new fence to each other lease that reaches above the common block.
@@ -58,18 +66,23 @@ pub enum Rule {
     RestoreWithUndo,
     /// A state row above the checkpoint is read through the undo table.
     ReadThroughUndo,
+    /// Event rows are read up to the checkpoint and no further.
+    ReadBelowCheckpoint,
+    /// A list ordered by state answers "not yet" while an entry is begun and not finished.
+    ListsWait,
     /// A commit whose answer was lost is settled by reading the lease. Off: it is taken as not done.
     SettleByLease,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 28] = [
+    pub const ALL: [Rule; 34] = [
         Rule::NoAppendDuringPurge,
         Rule::CommitInGate,
         Rule::CommitterInGate,
         Rule::ClaimInGate,
         Rule::ReclaimFence,
+        Rule::LeaseBeforeSnapshot,
         Rule::CommitFence,
         Rule::CommitDoneTo,
         Rule::CommitLastId,
@@ -77,12 +90,15 @@ impl Rule {
         Rule::UpperBoundBegun,
         Rule::BoundIsCommonBlock,
         Rule::FolderLowerBound,
+        Rule::UpstreamBound,
         Rule::FolderContiguous,
         Rule::CheckpointContiguous,
         Rule::CheckpointIds,
         Rule::CrossByFirstParent,
         Rule::SkippedRecordsParent,
-        Rule::ApplierDemand,
+        Rule::DemandAtBegin,
+        Rule::DemandAtSteps,
+        Rule::DemandAtFinish,
         Rule::DeleteLeases,
         Rule::Refence,
         Rule::Reopen,
@@ -92,13 +108,15 @@ impl Rule {
         Rule::Clamp,
         Rule::RestoreWithUndo,
         Rule::ReadThroughUndo,
+        Rule::ReadBelowCheckpoint,
+        Rule::ListsWait,
         Rule::SettleByLease,
     ];
 }
 
 /// A set of rules that are switched off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Off(u32);
+pub struct Off(u64);
 
 impl Off {
     /// Nothing is switched off: the protocol as it should be.
@@ -106,11 +124,11 @@ impl Off {
 
     /// These rules are switched off.
     pub fn these(rules: &[Rule]) -> Off {
-        Off(rules.iter().fold(0, |set, rule| set | 1 << *rule as u32))
+        Off(rules.iter().fold(0, |set, rule| set | 1 << *rule as u64))
     }
 
     /// Whether the rule is in force.
     pub fn on(self, rule: Rule) -> bool {
-        self.0 & (1 << rule as u32) == 0
+        self.0 & (1 << rule as u64) == 0
     }
 }
