@@ -114,16 +114,24 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
 
 /// An item that many may hold is burnt only when none of it is left; and the collection counts the items that aren't burnt.
 fn settle_item(before: Option<&Row>, after: &Row, changes: &mut Changes) {
-    let burned = |row: &Row| row.0.get(NFT_IS_BURNED).and_then(Value::as_bool).unwrap_or(false);
-    let mut is_burned = burned(after);
-    let one_owner = after.0.get(NFT_KIND).and_then(Value::as_text).is_some_and(has_one_owner);
-    let none_left = after.0.get(NFT_NET_MINTED).and_then(Value::as_sum).is_some_and(Sum::is_zero);
-    if is_burned && !one_owner && !none_left {
-        is_burned = false;
+    let is_burned = is_burnt(after);
+    if !is_burned && is_flagged(after) {
         changes.change(&NFT_OWNERSHIP, only(after, &[0, 1, 2], NFT_IS_BURNED, Value::Bool(false)));
     }
-    let was_there = before.is_some_and(|row| !burned(row));
+    let was_there = before.is_some_and(|row| !is_burnt(row));
     count(after, i64::from(!is_burned) - i64::from(was_there), 0, changes);
+}
+
+/// Whether the last transfer burnt it, as folding left the flag.
+fn is_flagged(row: &Row) -> bool {
+    row.0.get(NFT_IS_BURNED).and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// Whether none of it is left. The same whether the flag was put right already or not: rows are settled before that.
+fn is_burnt(row: &Row) -> bool {
+    let one_owner = row.0.get(NFT_KIND).and_then(Value::as_text).is_some_and(has_one_owner);
+    let none_left = || row.0.get(NFT_NET_MINTED).and_then(Value::as_sum).is_some_and(Sum::is_zero);
+    is_flagged(row) && (one_owner || none_left())
 }
 
 /// Adds to the counts of the collection whose address and name a row begins with.
