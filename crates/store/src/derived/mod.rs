@@ -18,6 +18,7 @@ pub mod memory;
 mod reader;
 mod row;
 pub mod rules;
+pub mod suite;
 mod table;
 mod value;
 mod writer;

@@ -38,13 +38,13 @@ impl From<StoreError> for Failure {
 
 /// Demands that something holds.
 #[track_caller]
-pub(super) fn holds(condition: bool, what: impl Into<String>) -> CaseResult {
+pub(crate) fn holds(condition: bool, what: impl Into<String>) -> CaseResult {
     if condition { Ok(()) } else { Err(Failure::new(what)) }
 }
 
 /// Demands that two values are equal.
 #[track_caller]
-pub(super) fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> CaseResult {
+pub(crate) fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> CaseResult {
     if found == expected {
         return Ok(());
     }
@@ -53,7 +53,7 @@ pub(super) fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> C
 
 /// Demands a certain error.
 #[track_caller]
-pub(super) fn refused<T: Debug>(
+pub(crate) fn refused<T: Debug>(
     what: &str,
     answer: Result<T>,
     expected: impl Fn(&StoreError) -> bool,
@@ -67,31 +67,31 @@ pub(super) fn refused<T: Debug>(
     }
 }
 
-pub(super) fn is_fenced(error: &StoreError) -> bool {
+pub(crate) fn is_fenced(error: &StoreError) -> bool {
     matches!(error, StoreError::Fenced { .. })
 }
 
-pub(super) fn is_invalid(error: &StoreError) -> bool {
+pub(crate) fn is_invalid(error: &StoreError) -> bool {
     matches!(error, StoreError::Invalid(_))
 }
 
-pub(super) fn is_conflict(error: &StoreError) -> bool {
+pub(crate) fn is_conflict(error: &StoreError) -> bool {
     matches!(error, StoreError::Conflict { .. })
 }
 
-pub(super) fn is_unlinked(error: &StoreError) -> bool {
+pub(crate) fn is_unlinked(error: &StoreError) -> bool {
     matches!(error, StoreError::DoesNotLink { .. })
 }
 
-pub(super) fn is_below_finality(error: &StoreError) -> bool {
+pub(crate) fn is_below_finality(error: &StoreError) -> bool {
     matches!(error, StoreError::BelowFinality { .. })
 }
 
-pub(super) fn is_purge_pending(error: &StoreError) -> bool {
+pub(crate) fn is_purge_pending(error: &StoreError) -> bool {
     matches!(error, StoreError::PurgePending { .. })
 }
 
-pub(super) fn is_too_deep(error: &StoreError) -> bool {
+pub(crate) fn is_too_deep(error: &StoreError) -> bool {
     matches!(error, StoreError::TooDeep { .. })
 }
 

@@ -21,7 +21,7 @@ macro_rules! case_list {
 }
 
 pub mod blocks;
-mod check;
+pub(crate) mod check;
 mod subject;
 
 mod append;

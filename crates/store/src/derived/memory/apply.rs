@@ -95,7 +95,7 @@ fn begin(state: &mut State, entry: &ReorgEntry, now_ms: u64) -> Result<()> {
     for lease in leases {
         match rules::fate(&lease, entry.common) {
             LeaseFate::Keep => {}
-            LeaseFate::Delete => drop(Arc::make_mut(&mut state.leases).remove(&lease.id)),
+            LeaseFate::Delete => state.take_lease(lease.id),
             LeaseFate::Reopen { done_to, last_id } => {
                 state.give_back(WorkerLease { done_to, last_id, ..lease }, now_ms);
             }

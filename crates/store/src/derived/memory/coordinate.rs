@@ -308,9 +308,8 @@ fn request_reindex(
     if let Some(lease) = in_the_way.iter().find(|lease| lease.status != LeaseStatus::Completed) {
         return Err(invalid(format!("lease {} on {} is not done", lease.id, lease.range)));
     }
-    let leases = std::sync::Arc::make_mut(&mut state.leases);
     for lease in in_the_way {
-        leases.remove(&lease.id);
+        state.take_lease(lease.id);
     }
     let (mut at, mut count) = (range.start(), 0);
     while at < range.end() {

@@ -80,9 +80,8 @@ fn reset(state: &mut State, service: &str, max_rows: usize) -> bool {
         }
     }
     let doomed: Vec<u64> = state.leases_of(service).map(|lease| lease.id).take(left).collect();
-    let leases = Arc::make_mut(&mut state.leases);
     for id in doomed {
-        leases.remove(&id);
+        state.take_lease(id);
     }
     state.leases_of(service).next().is_some()
 }

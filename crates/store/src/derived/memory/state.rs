@@ -96,6 +96,8 @@ pub(super) struct State {
     pub(super) tables: Vec<Arc<TableData>>,
     /// By number.
     pub(super) leases: Arc<BTreeMap<u64, WorkerLease>>,
+    /// The numbers of each service's leases.
+    lease_ids: Arc<BTreeMap<String, BTreeSet<u64>>>,
     /// By service.
     pub(super) checkpoints: Arc<BTreeMap<String, DerivedCheckpoint>>,
     /// `None` before `adopt`.
@@ -114,6 +116,7 @@ impl State {
             tables: catalog.tables().iter().map(empty).collect(),
             catalog,
             leases: Arc::default(),
+            lease_ids: Arc::default(),
             checkpoints: Arc::default(),
             forks: None,
             last_fence: 0,
@@ -159,7 +162,18 @@ impl State {
     }
 
     pub(super) fn put_lease(&mut self, lease: WorkerLease) {
+        if !self.leases.contains_key(&lease.id) {
+            let ids = Arc::make_mut(&mut self.lease_ids);
+            ids.entry(lease.service.clone()).or_default().insert(lease.id);
+        }
         Arc::make_mut(&mut self.leases).insert(lease.id, lease);
+    }
+
+    pub(super) fn take_lease(&mut self, id: u64) {
+        let Some(lease) = Arc::make_mut(&mut self.leases).remove(&id) else { return };
+        if let Some(ids) = Arc::make_mut(&mut self.lease_ids).get_mut(&lease.service) {
+            ids.remove(&id);
+        }
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: DerivedCheckpoint) {
@@ -172,12 +186,14 @@ impl State {
         })
     }
 
-    pub(super) fn leases_of<'a>(&'a self, service: &'a str) -> impl Iterator<Item = &'a WorkerLease> {
-        self.leases.values().filter(move |lease| lease.service == service)
+    /// A service's leases by number.
+    pub(super) fn leases_of(&self, service: &str) -> impl Iterator<Item = &WorkerLease> {
+        let ids = self.lease_ids.get(service).into_iter().flatten();
+        ids.filter_map(|id| self.leases.get(id))
     }
 
     /// A service's leases of kind `Index`, by height.
-    pub(super) fn index_leases<'a>(&'a self, service: &'a str) -> Vec<&'a WorkerLease> {
+    pub(super) fn index_leases(&self, service: &str) -> Vec<&WorkerLease> {
         let mut leases: Vec<_> =
             self.leases_of(service).filter(|lease| lease.kind == LeaseKind::Index).collect();
         leases.sort_by_key(|lease| lease.range.start());
