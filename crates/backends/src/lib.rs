@@ -3,7 +3,7 @@
 
 #[cfg(feature = "objects")]
 pub mod objects;
-#[cfg(feature = "postgres")]
+#[cfg(feature = "postgres-raw")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

@@ -9,8 +9,12 @@ use tokio_postgres::error::{DbError, SqlState};
 /// What kind of failure an error is, for callers that do something about some of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// It passes: a lost connection, a lock or statement timeout, a deadlock, a serialisation failure, no space, too many connections.
+    /// The transaction lost against another one, and would go through if run again at once: a deadlock, a serialisation failure.
+    Again,
+    /// It passes: a lost connection, a lock or statement timeout, no space, too many connections.
     Busy,
+    /// No partition takes a row's height.
+    NoPartition,
     /// A unique or exclusion constraint refused a row; the name of the constraint.
     Unique(String),
     /// What is stored can't be read: damaged pages, or columns that are not what they should be.
@@ -49,9 +53,10 @@ fn classify_state(db: &DbError) -> Failure {
     if *state == SqlState::UNIQUE_VIOLATION || *state == SqlState::EXCLUSION_VIOLATION {
         return Failure::Unique(db.constraint().unwrap_or_default().to_owned());
     }
+    if *state == SqlState::T_R_SERIALIZATION_FAILURE || *state == SqlState::T_R_DEADLOCK_DETECTED {
+        return Failure::Again;
+    }
     let passing = [
-        SqlState::T_R_SERIALIZATION_FAILURE,
-        SqlState::T_R_DEADLOCK_DETECTED,
         SqlState::LOCK_NOT_AVAILABLE,
         SqlState::OBJECT_IN_USE,
         SqlState::QUERY_CANCELED,
@@ -60,6 +65,10 @@ fn classify_state(db: &DbError) -> Failure {
         SqlState::CRASH_SHUTDOWN,
         SqlState::CANNOT_CONNECT_NOW,
     ];
+    // A failed CHECK of our own would name its constraint.
+    if *state == SqlState::CHECK_VIOLATION && db.constraint().is_none() {
+        return Failure::NoPartition;
+    }
     // Classes 08 (connection) and 53 (insufficient resources).
     if passing.contains(state) || state.code().starts_with("08") || state.code().starts_with("53") {
         return Failure::Busy;
@@ -115,9 +124,9 @@ pub fn text(error: &Error) -> String {
 pub fn db(error: Error) -> StoreError {
     let what = text(&error);
     match classify(&error) {
-        Failure::Busy => StoreError::Busy(what),
+        Failure::Again | Failure::Busy => StoreError::Busy(what),
         Failure::Corrupt => StoreError::Corrupt { place: "PostgreSQL".into(), what },
-        Failure::Unique(_) | Failure::Other => StoreError::Database(what),
+        Failure::NoPartition | Failure::Unique(_) | Failure::Other => StoreError::Database(what),
     }
 }
 

@@ -22,7 +22,7 @@ use tokio_postgres::{Client, Config, CopyInSink, NoTls, Row, RowStream, Statemen
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::copy::CopyBuf;
-use super::error::{db, text};
+use super::error::{Failure, classify, db, text};
 
 /// A parameter of a statement.
 pub type Param<'a> = &'a (dyn ToSql + Sync);
@@ -180,6 +180,7 @@ impl PgPool {
             pool: self.inner.clone(),
             permit: Some(permit),
             in_transaction: false,
+            failure: Mutex::default(),
         })
     }
 
@@ -263,6 +264,7 @@ pub struct PgConn {
     pool: Arc<Inner>,
     permit: Option<OwnedSemaphorePermit>,
     in_transaction: bool,
+    failure: Mutex<Option<Failure>>,
 }
 
 impl std::fmt::Debug for PgConn {
@@ -281,8 +283,19 @@ impl PgConn {
         self.session.as_ref().is_none_or(|session| session.client.is_closed())
     }
 
+    fn failed(&self, error: tokio_postgres::Error) -> StoreError {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(classify(&error));
+        db(error)
+    }
+
+    /// What the last statement failed with since the transaction began.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Begins a transaction.
     pub async fn begin(&mut self, isolation: Isolation) -> Result<()> {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.in_transaction = true;
         self.batch(isolation.begin()).await
     }
@@ -320,7 +333,7 @@ impl PgConn {
 
     /// Runs statements without parameters, separated by semicolons.
     pub async fn batch(&self, sql: &str) -> Result<()> {
-        self.session()?.client.batch_execute(sql).await.map_err(db)
+        self.session()?.client.batch_execute(sql).await.map_err(|error| self.failed(error))
     }
 
     /// The prepared statement of this text.
@@ -330,7 +343,7 @@ impl PgConn {
         if let Some(statement) = known {
             return Ok(statement);
         }
-        let statement = session.client.prepare(sql).await.map_err(db)?;
+        let statement = session.client.prepare(sql).await.map_err(|error| self.failed(error))?;
         let mut statements = session.statements.lock().unwrap_or_else(PoisonError::into_inner);
         statements.insert(sql.to_owned(), statement.clone());
         Ok(statement)
@@ -338,7 +351,7 @@ impl PgConn {
 
     /// Runs a statement; the number of rows that it touched.
     pub async fn execute(&self, sql: &str, params: &[Param<'_>]) -> Result<u64> {
-        self.try_execute(sql, params).await?.map_err(db)
+        self.try_execute(sql, params).await?.map_err(|error| self.failed(error))
     }
 
     /// Runs a statement and leaves the server's refusal to the caller, see [`super::error::classify`].
@@ -354,51 +367,54 @@ impl PgConn {
     /// All rows of a query.
     pub async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
         let statement = self.prepare(sql).await?;
-        self.session()?.client.query(&statement, params).await.map_err(db)
+        self.session()?.client.query(&statement, params).await.map_err(|error| self.failed(error))
     }
 
     /// The row of a query that has at most one.
     pub async fn query_opt(&self, sql: &str, params: &[Param<'_>]) -> Result<Option<Row>> {
         let statement = self.prepare(sql).await?;
-        self.session()?.client.query_opt(&statement, params).await.map_err(db)
+        self.session()?.client.query_opt(&statement, params).await.map_err(|error| self.failed(error))
     }
 
     /// The row of a query that has exactly one.
     pub async fn query_one(&self, sql: &str, params: &[Param<'_>]) -> Result<Row> {
         let statement = self.prepare(sql).await?;
-        self.session()?.client.query_one(&statement, params).await.map_err(db)
+        self.session()?.client.query_one(&statement, params).await.map_err(|error| self.failed(error))
     }
 
     /// The rows of a query one after the other, for results that don't fit in memory.
     pub async fn query_stream(&self, sql: &str, params: &[Param<'_>]) -> Result<RowStream> {
         let statement = self.prepare(sql).await?;
-        let params = params.iter().map(|param| *param as &dyn ToSql);
-        let params: Vec<&dyn ToSql> = params.collect();
-        self.session()?.client.query_raw(&statement, params).await.map_err(db)
+        self.session()?
+            .client
+            .query_raw(&statement, params.iter().copied())
+            .await
+            .map_err(|error| self.failed(error))
     }
 
     /// Runs a query whose statement isn't kept: for texts that come from an unbounded set. `types` are the parameters'.
     pub async fn query_once(&self, sql: &str, params: &[(Param<'_>, Type)]) -> Result<Vec<Row>> {
-        self.session()?.client.query_typed(sql, params).await.map_err(db)
+        self.session()?.client.query_typed(sql, params).await.map_err(|error| self.failed(error))
     }
 
     /// Sends rows by binary COPY; the number of rows taken. `sql` is `COPY table (columns) FROM STDIN (FORMAT binary)`.
     pub async fn copy_in(&self, sql: &str, rows: CopyBuf) -> Result<u64> {
         let statement = self.prepare(sql).await?;
-        let sink: CopyInSink<Bytes> = self.session()?.client.copy_in(&statement).await.map_err(db)?;
+        let sink: CopyInSink<Bytes> =
+            self.session()?.client.copy_in(&statement).await.map_err(|error| self.failed(error))?;
         pin_mut!(sink);
         for piece in rows.finish() {
-            sink.feed(piece).await.map_err(db)?;
+            sink.feed(piece).await.map_err(|error| self.failed(error))?;
         }
-        sink.finish().await.map_err(db)
+        sink.finish().await.map_err(|error| self.failed(error))
     }
 
     /// The bytes of `COPY (query) TO STDOUT`, handed to `take` piece by piece.
     pub async fn copy_out(&self, sql: &str, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let statement = self.prepare(sql).await?;
-        let stream = self.session()?.client.copy_out(&statement).await.map_err(db)?;
+        let stream = self.session()?.client.copy_out(&statement).await.map_err(|error| self.failed(error))?;
         pin_mut!(stream);
-        while let Some(piece) = stream.try_next().await.map_err(db)? {
+        while let Some(piece) = stream.try_next().await.map_err(|error| self.failed(error))? {
             take(piece.chunk())?;
         }
         Ok(())

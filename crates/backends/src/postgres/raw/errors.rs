@@ -1,0 +1,213 @@
+//! The error log, `raw.indexing_errors`: what could not be indexed, once each. It locks nothing that raw ingestion waits for.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cairn_core::BlockId;
+use cairn_store::Result;
+use cairn_store::derived::{
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity,
+};
+use tokio_postgres::Row;
+
+use super::PgRawStore;
+use super::head::{get_height, get_id, get_u64, sql};
+use crate::postgres::copy::{PgTimestamp, without_nul};
+use crate::postgres::error::{corrupt, db};
+
+/// The rows of some errors, column by column.
+#[derive(Default)]
+struct Columns {
+    services: Vec<String>,
+    heights: Vec<i64>,
+    block_ids: Vec<Vec<u8>>,
+    transaction_ids: Vec<String>,
+    hashes: Vec<String>,
+    severities: Vec<&'static str>,
+    messages: Vec<String>,
+    raw_data: Vec<Vec<u8>>,
+    raw_refs: Vec<Option<String>>,
+}
+
+impl Columns {
+    /// In key order, so that two that record the same errors don't wait for each other in a circle (P02).
+    fn of(errors: &[NewError]) -> Self {
+        let mut sorted: Vec<(&NewError, String)> =
+            errors.iter().map(|error| (error, error.error_hash())).collect();
+        sorted.sort_by(|(a, a_hash), (b, b_hash)| {
+            let key = |error: &NewError| (error.service.clone(), error.height, error.transaction_id.clone());
+            key(a).cmp(&key(b)).then_with(|| (a_hash, a.block_id).cmp(&(b_hash, b.block_id)))
+        });
+        let mut columns = Columns::default();
+        for (error, hash) in sorted {
+            columns.services.push(without_nul(&error.service).into_owned());
+            columns.heights.push(sql(error.height));
+            columns.block_ids.push(error.block_id.0.to_vec());
+            columns.transaction_ids.push(without_nul(&error.transaction_id).into_owned());
+            columns.hashes.push(hash);
+            columns.severities.push(error.severity.as_str());
+            columns.messages.push(cut(&without_nul(&error.message)).to_owned());
+            let kept = error.raw_data.len().min(MAX_RAW_DATA_BYTES);
+            columns.raw_data.push(error.raw_data[..kept].to_vec());
+            columns.raw_refs.push(error.raw_ref.as_deref().map(|raw_ref| without_nul(raw_ref).into_owned()));
+        }
+        columns
+    }
+}
+
+/// At most so many bytes of a text, cut between characters.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_MESSAGE_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[async_trait]
+impl ErrorLog for PgRawStore {
+    async fn record(&self, errors: &[NewError]) -> Result<u64> {
+        if errors.is_empty() {
+            return Ok(0);
+        }
+        let columns = Arc::new(Columns::of(errors));
+        self.shared
+            .commit("record_errors", |tx| {
+                let rows = columns.clone();
+                Box::pin(async move {
+                    tx.execute(
+                        "INSERT INTO raw.indexing_errors (worker_name, block_height, block_id, transaction_id, error_hash, \
+                         severity, error_message, raw_data, raw_ref) \
+                         SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::text[], $6::text[], \
+                         $7::text[], $8::bytea[], $9::text[]) ON CONFLICT DO NOTHING",
+                        &[
+                            &rows.services,
+                            &rows.heights,
+                            &rows.block_ids,
+                            &rows.transaction_ids,
+                            &rows.hashes,
+                            &rows.severities,
+                            &rows.messages,
+                            &rows.raw_data,
+                            &rows.raw_refs,
+                        ],
+                    )
+                    .await
+                })
+            })
+            .await
+    }
+
+    async fn list(&self, filter: &ErrorFilter) -> Result<Vec<LoggedError>> {
+        let conn = self.shared.pool.get().await?;
+        let rows = conn
+            .query(
+                "SELECT id, worker_name, block_height, block_id, transaction_id, severity, error_message, raw_data, raw_ref, \
+                 error_hash, resolved, created_at FROM raw.indexing_errors \
+                 WHERE id > $1 AND ($2 OR NOT resolved) AND ($3::text IS NULL OR worker_name = $3) \
+                 AND ($4::bigint IS NULL OR block_height = $4) ORDER BY id LIMIT $5",
+                &[
+                    &i64::try_from(filter.after_id).unwrap_or(i64::MAX),
+                    &filter.resolved,
+                    &filter.service,
+                    &filter.height.map(sql),
+                    &i64::try_from(filter.limit).unwrap_or(i64::MAX),
+                ],
+            )
+            .await?;
+        rows.iter().map(logged).collect()
+    }
+
+    async fn count_unresolved(&self) -> Result<u64> {
+        let conn = self.shared.pool.get().await?;
+        let row = conn.query_one("SELECT count(*) FROM raw.indexing_errors WHERE NOT resolved", &[]).await?;
+        get_u64(&row, 0)
+    }
+
+    async fn resolve(&self, ids: &[u64]) -> Result<u64> {
+        let ids: Arc<Vec<i64>> = Arc::new(ids.iter().filter_map(|id| i64::try_from(*id).ok()).collect());
+        self.shared
+            .commit("resolve_errors", |tx| {
+                let ids = ids.clone();
+                Box::pin(async move {
+                    tx.execute(
+                        "UPDATE raw.indexing_errors SET resolved = TRUE, resolved_at = clock_timestamp() \
+                         WHERE NOT resolved AND id IN \
+                         (SELECT id FROM raw.indexing_errors WHERE id = ANY($1) ORDER BY id FOR UPDATE)",
+                        &[&*ids],
+                    )
+                    .await
+                })
+            })
+            .await
+    }
+
+    async fn forget_blocks(&self, blocks: &[BlockId]) -> Result<u64> {
+        let ids: Arc<Vec<Vec<u8>>> = Arc::new(blocks.iter().map(|id| id.0.to_vec()).collect());
+        self.shared
+            .commit("forget_errors", |tx| {
+                let ids = ids.clone();
+                Box::pin(async move {
+                    tx.execute(
+                        "DELETE FROM raw.indexing_errors WHERE id IN \
+                         (SELECT id FROM raw.indexing_errors WHERE block_id = ANY($1) ORDER BY id FOR UPDATE)",
+                        &[&*ids],
+                    )
+                    .await
+                })
+            })
+            .await
+    }
+}
+
+fn logged(row: &Row) -> Result<LoggedError> {
+    let severity: &str = row.try_get(5).map_err(db)?;
+    let severity = Severity::parse(severity)
+        .ok_or_else(|| corrupt("raw.indexing_errors, column severity", format!("{severity} is unknown")))?;
+    let created_at: PgTimestamp = row.try_get(11).map_err(db)?;
+    Ok(LoggedError {
+        id: get_u64(row, 0)?,
+        error: NewError {
+            service: row.try_get(1).map_err(db)?,
+            height: get_height(row, 2)?,
+            block_id: get_id(row, 3)?,
+            transaction_id: row.try_get(4).map_err(db)?,
+            severity,
+            message: row.try_get(6).map_err(db)?,
+            raw_data: row.try_get(7).map_err(db)?,
+            raw_ref: row.try_get(8).map_err(db)?,
+        },
+        error_hash: row.try_get(9).map_err(db)?,
+        resolved: row.try_get(10).map_err(db)?,
+        created_at_ms: created_at.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_core::Height;
+
+    use super::*;
+
+    #[test]
+    fn errors_are_recorded_in_one_order_and_cut() {
+        let error = |service: &str, height: u64, message: String| NewError {
+            service: service.into(),
+            height: Height(height),
+            block_id: BlockId([1; 32]),
+            transaction_id: String::new(),
+            severity: Severity::Warn,
+            message,
+            raw_data: vec![7; MAX_RAW_DATA_BYTES + 1],
+            raw_ref: None,
+        };
+        let long = format!("{}\u{20ac}", "x".repeat(MAX_MESSAGE_BYTES - 1));
+        let columns =
+            Columns::of(&[error("b", 1, long), error("a", 9, "nul \0".into()), error("a", 2, String::new())]);
+        assert_eq!(columns.services, ["a", "a", "b"]);
+        assert_eq!(columns.heights, [2, 9, 1]);
+        assert_eq!(columns.messages[1], "nul \u{fffd}");
+        assert_eq!(columns.messages[2].len(), MAX_MESSAGE_BYTES - 1);
+        assert_eq!(columns.raw_data[0].len(), MAX_RAW_DATA_BYTES);
+    }
+}

@@ -1,0 +1,228 @@
+//! The raw store on PostgreSQL.
+//!
+//! Schema `raw`. Blocks, transactions and events are tables partitioned by height; a chain's [`BlockLayout`](cairn_core::BlockLayout) says how a
+//! block's bytes are cut into rows, and what can't be cut stays whole with the block. Lookups by id are narrow tables that are written
+//! in the same transaction; log terms are [index runs](cairn_store::runs).
+//!
+//! **Atomicity.** Every verb of a writer is one transaction. Two take more: maintenance works in steps, and the rows of fills that were given
+//! up are deleted in bounded steps after the transaction that gave them up; a verb that could meet such rows finishes that first.
+//! A verb that loses against another writer (a deadlock, the same key written first) is run again whole.
+//!
+//! **Order.** Verbs on the head lock the head row first, so they come one after the other, from however many processes. A fill locks its
+//! lease alone: it runs beside everything else, and whoever takes its lease away waits for it or makes it [`StoreError::Fenced`]. Locks are taken in
+//! one order: head, lease, runs, objects, then rows by table and key. Nobody waits for anything but the database while a transaction is open.
+//!
+//! **Back-pressure.** Reads and writes wait for a connection of the store's own pool and are then told to come again ([`StoreError::Busy`]).
+//! A write holds the encoded copy of its batch; the caller bounds the batch.
+//!
+//! **Shutdown.** A verb whose caller goes away is rolled back, or was committed: asking again settles it, as after any lost answer.
+
+mod dump;
+mod errors;
+mod filler;
+mod head;
+mod maintain;
+mod moves;
+mod options;
+mod pack;
+mod read;
+mod rows;
+mod runs;
+mod schema;
+mod snapshot;
+mod tx;
+mod view;
+mod writer;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use cairn_core::Clock;
+use cairn_store::memory::CommitHook;
+use cairn_store::{PayloadRegistry, PayloadStore, RawReader, RawSnapshot, Result, StoreError};
+
+use super::error::db;
+use super::{Partitions, PgConn, PgPool, migrate};
+
+pub use options::{PartitionSizes, PgRawOptions};
+pub use tx::StatementHook;
+
+use snapshot::PgSnapshot;
+use view::View;
+
+/// The oldest server that is used: its number, and its name.
+const MIN_SERVER: (i32, &str) = (150_000, "15");
+
+/// A raw store in a PostgreSQL database. Clones are handles on the same open store.
+#[derive(Clone)]
+pub struct PgRawStore {
+    shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pool: PgPool,
+    options: PgRawOptions,
+    /// `None`: the database's clock.
+    clock: Option<Arc<dyn Clock>>,
+    partitions: Partitions,
+    payloads: Option<Payloads>,
+    hook: Mutex<Option<Arc<dyn CommitHook>>>,
+    statement_hook: Mutex<Option<Arc<dyn StatementHook>>>,
+    /// One maintenance step at a time.
+    maintaining: tokio::sync::Mutex<()>,
+}
+
+/// Where large payloads go.
+#[derive(Clone)]
+pub(super) struct Payloads {
+    store: Arc<dyn PayloadStore>,
+    registry: Arc<dyn PayloadRegistry>,
+}
+
+impl std::fmt::Debug for PgRawStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgRawStore").field("pg", &self.shared.options.pg).finish_non_exhaustive()
+    }
+}
+
+impl PgRawStore {
+    /// Opens the store and brings its schema up to date; with `read_only` only checks it. Leases expire by `clock`; by the database's own where
+    /// it is `None`, as they must where several processes share the store.
+    pub async fn open(options: PgRawOptions, clock: Option<Arc<dyn Clock>>) -> Result<PgRawStore> {
+        Self::open_with(options, clock, None).await
+    }
+
+    /// The same, with large payloads in `payloads`, whose objects are registered in the same database.
+    pub async fn open_with_payloads(
+        options: PgRawOptions,
+        clock: Option<Arc<dyn Clock>>,
+        store: Arc<dyn PayloadStore>,
+        registry: Arc<dyn PayloadRegistry>,
+    ) -> Result<PgRawStore> {
+        Self::open_with(options, clock, Some(Payloads { store, registry })).await
+    }
+
+    async fn open_with(
+        options: PgRawOptions,
+        clock: Option<Arc<dyn Clock>>,
+        payloads: Option<Payloads>,
+    ) -> Result<PgRawStore> {
+        let pool = PgPool::new(options.pg.clone())?;
+        let mut conn = pool.get().await?;
+        demand_server(&conn).await?;
+        if options.read_only {
+            migrate::demand_current(&conn, schema::SCHEMA, schema::MIGRATIONS).await?;
+        } else {
+            migrate::migrate(&mut conn, schema::SCHEMA, schema::MIGRATIONS).await?;
+        }
+        head::demand_checkpoint(&conn).await?;
+        let tip = head::find(&conn).await?.and_then(|head| head.row.tip);
+        drop(conn);
+        let partitions =
+            Partitions::new(options.partitions.tables(), options.lookahead_partitions, options.backfill);
+        if !options.read_only {
+            partitions.complete_indexes(&pool).await?;
+            partitions.maintain(&pool, tip.map(|tip| tip.height.next())).await?;
+        }
+        let shared = Shared {
+            pool,
+            options,
+            clock,
+            partitions,
+            payloads,
+            hook: Mutex::new(None),
+            statement_hook: Mutex::new(None),
+            maintaining: tokio::sync::Mutex::default(),
+        };
+        Ok(PgRawStore { shared: Arc::new(shared) })
+    }
+
+    /// The versions of the schema that this program makes, for `cairn migrate`.
+    pub fn migrations() -> &'static [super::Migration] {
+        schema::MIGRATIONS
+    }
+
+    /// The store's connections.
+    pub fn pool(&self) -> &PgPool {
+        &self.shared.pool
+    }
+
+    /// One round of the partition manager: partitions ahead of the tip, and in a backfill one index that a full partition still lacks. Returns whether
+    /// something was made: there may be more. Safe beside every verb, from any number of processes; to be called now and then.
+    pub async fn maintain_partitions(&self) -> Result<bool> {
+        self.shared.demand_writable()?;
+        let conn = self.shared.pool.get().await?;
+        let tip = head::find(&conn).await?.and_then(|head| head.row.tip);
+        drop(conn);
+        self.shared.partitions.maintain(&self.shared.pool, tip.map(|tip| tip.height.next())).await
+    }
+
+    /// Sets or removes a hook that is told of every commit and may break it: `before` an error makes the transaction roll back,
+    /// `after` it is an answer that was lost. For tests and simulations. A verb of several transactions calls it for each.
+    pub fn set_hook(&self, hook: Option<Arc<dyn CommitHook>>) {
+        *self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// Sets or removes a hook that is told of every statement of a writing transaction. For tests.
+    pub fn set_statement_hook(&self, hook: Option<Arc<dyn StatementHook>>) {
+        *self.shared.statement_hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+}
+
+impl Shared {
+    fn demand_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(StoreError::Invalid(format!(
+                "the store in database {} was opened for reading only",
+                self.pool.database()
+            )));
+        }
+        Ok(())
+    }
+
+    fn hooks(&self) -> (Option<Arc<dyn CommitHook>>, Option<Arc<dyn StatementHook>>) {
+        (
+            self.hook.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            self.statement_hook.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        )
+    }
+
+    /// The store's time, in milliseconds since 1970.
+    async fn now_ms(&self, conn: &PgConn) -> Result<u64> {
+        if let Some(clock) = &self.clock {
+            return Ok(clock.now_ms());
+        }
+        let row =
+            conn.query_one("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]).await?;
+        head::get_u64(&row, 0)
+    }
+}
+
+async fn demand_server(conn: &PgConn) -> Result<()> {
+    let row = conn.query_one("SELECT current_setting('server_version_num')::int, version()", &[]).await?;
+    let (found, name): (i32, String) = (row.try_get(0).map_err(db)?, row.try_get(1).map_err(db)?);
+    if found < MIN_SERVER.0 {
+        return Err(StoreError::Database(format!(
+            "PostgreSQL {} or newer is needed, this is {name}",
+            MIN_SERVER.1
+        )));
+    }
+    Ok(())
+}
+
+/// Runs `work` on a thread that may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(answer) => answer,
+        Err(error) => Err(StoreError::Database(format!("the work did not end: {error}"))),
+    }
+}
+
+#[async_trait]
+impl RawReader for PgRawStore {
+    async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
+        let view = View::begin(&self.shared.pool, self.shared.options.snapshot_max_ms).await?;
+        let head = head::read(&*view.conn().await?).await?;
+        Ok(Arc::new(PgSnapshot::new(self.shared.clone(), view, head.row)))
+    }
+}

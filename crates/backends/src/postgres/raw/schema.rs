@@ -1,0 +1,10 @@
+//! The schema's versions.
+
+use crate::postgres::Migration;
+
+/// Where the raw tables are.
+pub(super) const SCHEMA: &str = "raw";
+
+/// In order; never changed once released.
+pub(super) const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "raw tables", sql: include_str!("0001.sql") }];

@@ -1,0 +1,138 @@
+//! A writing transaction: every statement of a verb, between the commit hook's two calls.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cairn_store::memory::CommitHook;
+use cairn_store::{Result, StoreError};
+use tokio_postgres::Row;
+
+use super::Shared;
+use crate::postgres::error::Failure;
+use crate::postgres::pool::Param;
+use crate::postgres::{CopyBuf, Isolation, PgConn};
+
+/// How often a verb is run again at once where it lost against another writer.
+const MAX_RUNS: u32 = 8;
+
+/// Is told of every statement of a writing transaction, and may break it: tests stop a verb between any two of them.
+pub trait StatementHook: Send + Sync {
+    /// Called before each statement, `COMMIT` included. An error ends the verb there: its transaction is rolled back by the server as if
+    /// the process had died.
+    fn before_statement(&self, verb: &'static str) -> Result<()>;
+}
+
+/// One transaction of a verb.
+pub(super) struct Tx {
+    conn: PgConn,
+    verb: &'static str,
+    hook: Option<Arc<dyn StatementHook>>,
+}
+
+pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+impl Tx {
+    fn step(&self) -> Result<()> {
+        self.hook.as_ref().map_or(Ok(()), |hook| hook.before_statement(self.verb))
+    }
+
+    /// The connection, for reading.
+    pub(super) fn conn(&self) -> &PgConn {
+        &self.conn
+    }
+
+    pub(super) async fn execute(&self, sql: &str, params: &[Param<'_>]) -> Result<u64> {
+        self.step()?;
+        self.conn.execute(sql, params).await
+    }
+
+    pub(super) async fn batch(&self, sql: &str) -> Result<()> {
+        self.step()?;
+        self.conn.batch(sql).await
+    }
+
+    pub(super) async fn query(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        self.step()?;
+        self.conn.query(sql, params).await
+    }
+
+    pub(super) async fn query_opt(&self, sql: &str, params: &[Param<'_>]) -> Result<Option<Row>> {
+        self.step()?;
+        self.conn.query_opt(sql, params).await
+    }
+
+    pub(super) async fn query_one(&self, sql: &str, params: &[Param<'_>]) -> Result<Row> {
+        self.step()?;
+        self.conn.query_one(sql, params).await
+    }
+
+    /// Sends rows, where there are any.
+    pub(super) async fn copy_in(&self, sql: &str, rows: CopyBuf) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.step()?;
+        let (expected, taken) = (rows.rows(), self.conn.copy_in(sql, rows).await?);
+        if taken == expected {
+            Ok(())
+        } else {
+            Err(StoreError::Database(format!("{taken} of {expected} rows were taken: {sql}")))
+        }
+    }
+}
+
+impl Shared {
+    /// One transaction, between the hook's two calls. An error from `work` leaves everything as it was. Where the transaction lost against
+    /// another writer (a deadlock, or the other one wrote the same key first) it is run again whole.
+    pub(super) async fn commit<T>(
+        &self,
+        verb: &'static str,
+        work: impl for<'a> Fn(&'a Tx) -> Work<'a, T>,
+    ) -> Result<T> {
+        self.demand_writable()?;
+        let (hook, statement_hook) = self.hooks();
+        let mut runs = 0;
+        loop {
+            runs += 1;
+            let conn = self.pool.begin(Isolation::ReadCommitted).await?;
+            let mut tx = Tx { conn, verb, hook: statement_hook.clone() };
+            let done = match work(&tx).await {
+                Ok(answer) => Ok(answer),
+                Err(error) => Err((error, tx.conn.failure())),
+            };
+            match done {
+                Ok(answer) => {
+                    before(&hook, verb)?;
+                    tx.step()?;
+                    tx.conn.commit().await?;
+                    if let Some(hook) = &hook {
+                        hook.after(verb)?;
+                    }
+                    return Ok(answer);
+                }
+                Err((_, Some(Failure::Again | Failure::Unique(_)))) if runs < MAX_RUNS => {
+                    tx.conn.rollback().await?;
+                }
+                Err((error, failure)) => {
+                    if failure == Some(Failure::NoPartition) {
+                        // Somebody dropped a partition that this process knows; the next try makes it again.
+                        self.partitions.forget();
+                        return Err(StoreError::Busy(error.to_string()));
+                    }
+                    // Where the connection is well, nothing is left open behind the caller's back.
+                    if !matches!(error, StoreError::Busy(_))
+                        && let Err(rollback) = tx.conn.rollback().await
+                    {
+                        tracing::debug!(%rollback, verb, "a rollback failed; the connection is closed");
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+fn before(hook: &Option<Arc<dyn CommitHook>>, verb: &'static str) -> Result<()> {
+    hook.as_ref().map_or(Ok(()), |hook| hook.before(verb))
+}
