@@ -1,0 +1,327 @@
+//! Committing a chunk.
+//!
+//! Everything that needs no lock is done before the transaction: the shape is checked, rows are sorted by key, each key comes once
+//! (P01), and event rows are encoded for COPY.
+//!
+//! **COPY without ON CONFLICT.** A chunk that begins at its lease's `done_to` meets no event rows of its heights: rows come in the same transaction
+//! that moves `done_to` past them, nothing lowers `done_to` but a reorg, and until the reorg's rows are gone step 3 refuses the
+//! heights. A range that is made again deletes its rows first. Where rows are there all the same (somebody put them there by hand, or a reset was not
+//! finished), the server refuses the COPY and the transaction is run again with `ON CONFLICT DO NOTHING`; then those rows are read and
+//! compared.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cairn_core::HeightRange;
+use cairn_store::derived::rules::{self, CheckedChunk};
+use cairn_store::derived::{
+    ChunkCommit, Committed, DerivedWriter, Key, Row, StateRow, TableClass, WorkerLease,
+};
+use cairn_store::{Result, StoreError};
+use futures::FutureExt;
+
+use super::fault::Fault;
+use super::lease::{
+    CHECKPOINT_COLUMNS, FORKS, LEASE_COLUMNS, checkpoint_of, forks_of, lease_of, mark_of, not_adopted,
+};
+use super::partitions;
+use super::tables::{Arrays, PgTable, runs};
+use super::tx::{Gate, Tx};
+use super::value::copy_field;
+use super::{PgDerived, Shared, int, int_of};
+use crate::postgres::CopyBuf;
+use crate::postgres::error::corrupt;
+use crate::postgres::pool::Param;
+
+/// Undo rows below finality that a folder's commit deletes beside its own work: more than it adds.
+const MIN_PRUNED: usize = 1_000;
+
+const COPY_UNDO: &str = "COPY app.state_undo (table_name, key, height, previous) FROM STDIN (FORMAT binary)";
+
+/// A chunk, ready to be written.
+struct Prepared<'a> {
+    lease: &'a WorkerLease,
+    commit: &'a ChunkCommit,
+    reaches: cairn_core::Height,
+    replaces: Vec<&'a PgTable>,
+    rows: Vec<PreparedRows<'a>>,
+    states: Vec<PreparedStates<'a>>,
+    /// COPY data of the undo rows.
+    undo: Vec<Bytes>,
+    undo_rows: usize,
+}
+
+struct PreparedRows<'a> {
+    table: &'a PgTable,
+    rows: Vec<(Key, Row)>,
+    /// COPY data; for tables of events only.
+    copy: Vec<Bytes>,
+}
+
+struct PreparedStates<'a> {
+    table: &'a PgTable,
+    rows: Vec<StateRow>,
+}
+
+#[async_trait]
+impl DerivedWriter for PgDerived {
+    async fn commit_chunk(&self, lease: &WorkerLease, commit: ChunkCommit) -> Result<Committed> {
+        let shared = &*self.shared;
+        let prepared = prepare(shared, lease, &commit)?;
+        ensure_partitions(shared, &prepared, shared.options.lookahead_partitions).await?;
+        let (mut careful, mut made) = (false, false);
+        loop {
+            let run = |careful| write(shared, &prepared, careful).boxed();
+            match shared.rerun(|| run(careful)).await? {
+                Written::Done(committed) => return Ok(*committed),
+                Written::Conflict if careful => {
+                    return Err(corrupt(
+                        format!("chunk {} of {}", commit.chunk, lease.service),
+                        "undo rows of heights that were never committed are there already",
+                    ));
+                }
+                Written::Conflict => careful = true,
+                Written::NoPartition if made => {
+                    return Err(StoreError::Busy("partitions go as quickly as they are made".into()));
+                }
+                Written::NoPartition => {
+                    made = true;
+                    shared.known().clear();
+                    ensure_partitions(shared, &prepared, 0).await?;
+                }
+            }
+        }
+    }
+}
+
+async fn ensure_partitions(shared: &Shared, prepared: &Prepared<'_>, ahead: u64) -> Result<()> {
+    for rows in &prepared.rows {
+        partitions::ensure(shared, rows.table, prepared.commit.chunk, ahead).await?;
+    }
+    Ok(())
+}
+
+fn prepare<'a>(shared: &'a Shared, lease: &'a WorkerLease, commit: &'a ChunkCommit) -> Result<Prepared<'a>> {
+    let checked = CheckedChunk::new(&shared.catalog, lease, commit)?;
+    let mut rows = Vec::with_capacity(checked.rows.len());
+    for part in checked.rows.into_iter().filter(|part| !part.rows.is_empty()) {
+        let table = shared.table(part.table.name())?;
+        let is_events = matches!(part.table.def().class, TableClass::Events { .. });
+        let copy = if is_events { encode(part.rows.values()) } else { Vec::new() };
+        rows.push(PreparedRows { table, rows: part.rows.into_iter().collect(), copy });
+    }
+    let mut states = Vec::with_capacity(checked.states.len());
+    let mut undo = CopyBuf::new();
+    for part in checked.states.into_iter().filter(|part| !part.rows.is_empty()) {
+        let table = shared.table(part.table.name())?;
+        for (key, state) in &part.rows {
+            let key = key.encode();
+            // Below finality nothing is undone.
+            for (height, before) in state.undo.iter().filter(|(height, _)| *height >= commit.finalized) {
+                undo.row(4).text(table.table.name()).bytea(&key).i64(int(*height));
+                undo.bytea_opt(before.as_ref().map(Row::encode).as_deref());
+            }
+        }
+        states.push(PreparedStates { table, rows: part.rows.into_values().collect() });
+    }
+    Ok(Prepared {
+        lease,
+        commit,
+        reaches: checked.reaches,
+        replaces: commit.replaces.iter().map(|name| shared.table(name)).collect::<Result<Vec<_>>>()?,
+        rows,
+        states,
+        undo_rows: undo.rows() as usize,
+        undo: if undo.is_empty() { Vec::new() } else { undo.finish() },
+    })
+}
+
+fn encode<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Bytes> {
+    let mut buf = CopyBuf::new();
+    for row in rows {
+        buf.row(row.0.len() as i16);
+        row.0.iter().for_each(|value| copy_field(&mut buf, value));
+    }
+    buf.finish()
+}
+
+/// What became of a transaction.
+enum Written {
+    Done(Box<Committed>),
+    /// Event rows are there already.
+    Conflict,
+    NoPartition,
+}
+
+async fn write(
+    shared: &Shared,
+    prepared: &Prepared<'_>,
+    careful: bool,
+) -> std::result::Result<Written, Fault> {
+    let tx = shared.begin(Gate::Shared).await?;
+    let committed = guard(&tx, prepared).await?;
+    match write_rows(&tx, prepared, careful).await {
+        Ok(()) => {}
+        Err(fault) if fault.is_conflict() => return Ok(Written::Conflict),
+        Err(fault) if fault.is_without_partition() => return Ok(Written::NoPartition),
+        Err(fault) => return Err(fault),
+    }
+    tx.commit("commit_chunk").await?;
+    Ok(Written::Done(Box::new(committed)))
+}
+
+/// Steps 2 and 3, and the checkpoint of step 4.
+async fn guard(tx: &Tx<'_>, prepared: &Prepared<'_>) -> std::result::Result<Committed, Fault> {
+    const KNOWN: &str = "SELECT id, first_orphan FROM app.reorgs_applied WHERE id > $1 ORDER BY id";
+    let (lease, commit) = (prepared.lease, prepared.commit);
+    let lock_lease = format!("SELECT {LEASE_COLUMNS} FROM app.worker_leases WHERE id = $1 FOR UPDATE");
+    let lock_checkpoint = format!(
+        "SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints WHERE service_name = $1 FOR UPDATE"
+    );
+    let conn = &tx.conn;
+    let statements = [
+        conn.prepare(&lock_lease).await?,
+        conn.prepare(&lock_checkpoint).await?,
+        conn.prepare(FORKS).await?,
+        conn.prepare(KNOWN).await?,
+    ];
+    let client = conn.client()?;
+    let (id, known_from) =
+        (int_of(lease.id), int_of(commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX))));
+    // Sent together, run one after the other: the locks come in the order that all writers keep.
+    let (by_id, by_name): ([Param<'_>; 1], [Param<'_>; 1]) = ([&id], [&lease.service]);
+    let above: [Param<'_>; 1] = [&known_from];
+    let (locked, checkpoint, forks, mut known) = futures::try_join!(
+        client.query_opt(&statements[0], &by_id),
+        client.query_opt(&statements[1], &by_name),
+        client.query_opt(&statements[2], &[]),
+        client.query(&statements[3], &above),
+    )?;
+    let (forks, base_id) = forks_of(&forks.ok_or_else(not_adopted)?)?;
+    let current = locked.as_ref().map(lease_of).transpose()?;
+    let newest = if current.is_none() { tx.newest_fence().await? } else { lease.fence };
+    let before = rules::demand_holder(current.as_ref(), lease, newest)?;
+    let after = rules::advance_lease(before, commit, tx.now_ms)?;
+    if int_of(forks.applied.id) < known_from {
+        // Seldom: the raw store is ahead of what was applied.
+        known = tx.query(KNOWN, &[&int_of(forks.applied.id)]).await?;
+    }
+    let known = known.iter().map(mark_of).collect::<Result<Vec<_>>>()?;
+    rules::demand_fork(&forks, base_id, &known, commit, prepared.reaches)?;
+    let Some(checkpoint) = checkpoint.as_ref().map(checkpoint_of).transpose()? else {
+        return Err(StoreError::LeaseMoved {
+            what: format!("service {} has no checkpoint, since it is being reset: it", lease.service),
+            expected: commit.chunk.start(),
+        }
+        .into());
+    };
+    let moved = rules::advance_checkpoint(&checkpoint, before, commit, tx.now_ms)?;
+    tx.write_lease(&after).await?;
+    if let Some(moved) = &moved {
+        tx.write_checkpoint(moved).await?;
+    }
+    Ok(Committed { lease: after, checkpoint: moved.unwrap_or(checkpoint) })
+}
+
+/// The rows of step 4, tables as the catalog has them.
+async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std::result::Result<(), Fault> {
+    for table in &prepared.replaces {
+        delete_heights(tx, table, prepared.commit.chunk).await?;
+    }
+    for part in &prepared.rows {
+        match part.table.table.def().class {
+            TableClass::Events { .. } if !careful => {
+                tx.copy_in(&part.table.copy, &part.copy).await?;
+            }
+            TableClass::Events { .. } => insert_and_compare(tx, part).await?,
+            TableClass::Content => {
+                write_arrays(tx, &part.table.insert, &part.rows, |(_, row)| row).await?;
+            }
+            _ => {
+                write_arrays(tx, &part.table.upsert, &part.rows, |(_, row)| row).await?;
+            }
+        }
+    }
+    for part in &prepared.states {
+        let written = write_arrays(tx, &part.table.upsert, &part.rows, |state| &state.row).await?;
+        if written != part.rows.len() as u64 {
+            return Err(corrupt(
+                format!("table {}", part.table.table.name()),
+                format!(
+                    "{} of {} rows of chunk {} are older than what is there: the height guard refused them",
+                    part.rows.len() as u64 - written,
+                    part.rows.len(),
+                    prepared.commit.chunk
+                ),
+            )
+            .into());
+        }
+    }
+    if !prepared.undo.is_empty() {
+        tx.copy_in(COPY_UNDO, &prepared.undo).await?;
+    }
+    if !prepared.states.is_empty() {
+        const PRUNE: &str =
+            "DELETE FROM app.state_undo WHERE ctid = ANY (ARRAY(SELECT ctid FROM app.state_undo
+             WHERE height < $1 AND table_name = ANY ($3) ORDER BY height LIMIT $2 FOR UPDATE SKIP LOCKED))";
+        // Before a row goes, the height below which they do is known: see `ReorgApplier`.
+        const FLOOR: &str =
+            "UPDATE app.indexing_checkpoints SET undo_floor = $2 WHERE service_name = $1 AND undo_floor < $2";
+        let finalized = int(prepared.commit.finalized);
+        tx.execute(FLOOR, &[&prepared.lease.service, &finalized]).await?;
+        let limit = int_of((prepared.undo_rows * 2).max(MIN_PRUNED) as u64);
+        let tables: Vec<&str> = prepared.states.iter().map(|part| part.table.table.name()).collect();
+        tx.execute(PRUNE, &[&finalized, &limit, &tables]).await?;
+    }
+    Ok(())
+}
+
+/// Deletes the event rows of these heights.
+pub(super) async fn delete_heights(
+    tx: &Tx<'_>,
+    table: &PgTable,
+    heights: HeightRange,
+) -> std::result::Result<u64, Fault> {
+    let Some(height) = &table.height else { return Ok(0) };
+    let sql = format!("DELETE FROM {} WHERE {height} >= $1 AND {height} < $2", table.name);
+    tx.execute(&sql, &[&int(heights.start()), &int(heights.end())]).await
+}
+
+/// Writes rows as arrays, in statements of bounded size; the number of rows touched.
+pub(super) async fn write_arrays<T>(
+    tx: &Tx<'_>,
+    sql: &str,
+    rows: &[T],
+    row: impl Fn(&T) -> &Row,
+) -> std::result::Result<u64, Fault> {
+    let mut touched = 0;
+    for run in runs(rows, tx.shared.options.statement_bytes, |item| row(item).size_bytes()) {
+        let width = run.first().map_or(0, |item| row(item).0.len());
+        let arrays = Arrays::of_rows(width, run.iter().map(&row));
+        touched += tx.execute(sql, &arrays.params()).await?;
+    }
+    Ok(touched)
+}
+
+/// Inserts the event rows that are missing and compares the others with what is there.
+async fn insert_and_compare(tx: &Tx<'_>, part: &PreparedRows<'_>) -> std::result::Result<(), Fault> {
+    let inserted = write_arrays(tx, &part.table.insert, &part.rows, |(_, row)| row).await?;
+    if inserted == part.rows.len() as u64 {
+        return Ok(());
+    }
+    let width = part.table.table.key_columns().len();
+    let size = |(_, row): &(Key, Row)| row.size_bytes();
+    for run in runs(&part.rows, tx.shared.options.statement_bytes, size) {
+        let keys = Arrays::of_keys(width, run.iter().map(|(key, _)| key));
+        for found in tx.query(&part.table.by_keys, &keys.params()).await? {
+            let place: i64 = found.try_get(0)?;
+            let stored = part.table.read(&found, 1)?;
+            let offered = usize::try_from(place - 1).ok().and_then(|place| run.get(place));
+            if let Some((key, row)) = offered
+                && *row != stored
+            {
+                return Err(rules::other_fields(&part.table.table, key).into());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! The canonical dump.
+
+use async_trait::async_trait;
+use cairn_store::derived::{DerivedDump, DerivedDumpBuilder};
+use cairn_store::{Dump, Result};
+use futures::{TryStreamExt, pin_mut};
+
+use super::PgDerived;
+use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
+use crate::postgres::Isolation;
+use crate::postgres::error::db;
+
+#[async_trait]
+impl DerivedDump for PgDerived {
+    async fn dump(&self) -> Result<Dump> {
+        let mut conn = self.shared.read.begin(Isolation::Snapshot).await?;
+        conn.batch("SET LOCAL statement_timeout = 0").await?;
+        let mut dump = DerivedDumpBuilder::new();
+        let sql = format!("SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints");
+        for row in &conn.query(&sql, &[]).await? {
+            dump.checkpoint(&checkpoint_of(row)?);
+        }
+        for table in self.shared.tables.iter().filter(|table| DerivedDumpBuilder::is_dumped(&table.table)) {
+            let rows = conn.query_stream(&table.all, &[]).await?;
+            pin_mut!(rows);
+            while let Some(row) = rows.try_next().await.map_err(db)? {
+                dump.row(&table.table, &table.read(&row, 0)?);
+            }
+        }
+        conn.rollback().await?;
+        Ok(dump.finish())
+    }
+}

@@ -1,0 +1,124 @@
+//! Partitions, indexes that were put off, resets, and rows that ought not to be.
+
+use async_trait::async_trait;
+use cairn_core::{Height, HeightRange};
+use cairn_store::derived::{DerivedMaintenance, Key, TableClass};
+use cairn_store::{Result, StoreError};
+use futures::FutureExt;
+
+use super::apply::{by_index, delete_from_top, delete_keys};
+use super::fault::Fault;
+use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
+use super::tx::{Gate, Tx};
+use super::{PgDerived, Shared, int, int_of, partitions};
+
+type Faulty<T> = std::result::Result<T, Fault>;
+
+#[async_trait]
+impl DerivedMaintenance for PgDerived {
+    async fn maintain(&self, tip: Height) -> Result<()> {
+        let shared = &*self.shared;
+        self.ensure_partitions(HeightRange::one(tip)).await?;
+        let checkpoints = {
+            let conn = shared.write.get().await?;
+            let sql = format!("SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints");
+            conn.query(&sql, &[]).await?.iter().map(checkpoint_of).collect::<Result<Vec<_>>>()?
+        };
+        for table in shared.tables.iter() {
+            let checkpoint =
+                checkpoints.iter().find(|checkpoint| checkpoint.service == table.table.def().service);
+            let full_to = checkpoint.map_or(Height::ZERO, |checkpoint| checkpoint.next);
+            partitions::build_indexes(shared, table, full_to).await?;
+        }
+        Ok(())
+    }
+
+    async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
+        if max_rows == 0 {
+            return Err(StoreError::Invalid(
+                "reset_step: max_rows is 0; nothing would ever be deleted".into(),
+            ));
+        }
+        self.shared.rerun(|| reset(&self.shared, service, max_rows).boxed()).await
+    }
+
+    async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64> {
+        self.shared.rerun(|| prune(&self.shared, finalized, max_rows).boxed()).await
+    }
+
+    async fn delete_rows(&self, table: &'static str, keys: &[Key]) -> Result<u64> {
+        self.shared.rerun(|| delete(&self.shared, table, keys).boxed()).await
+    }
+}
+
+/// The checkpoint goes first, so that nobody sees what is left; leases go last.
+async fn reset(shared: &Shared, service: &str, max_rows: usize) -> Faulty<bool> {
+    let tx = shared.begin(Gate::Exclusive).await?;
+    let checkpoint = "DELETE FROM app.indexing_checkpoints WHERE service_name = $1";
+    tx.execute(checkpoint, &[&service]).await?;
+    by_index(&tx).await?;
+    let mut left = max_rows as u64;
+    for table in shared.tables.iter().filter(|table| table.table.def().service == service) {
+        if left == 0 {
+            break;
+        }
+        let height = table.height.as_deref();
+        let deleted = match (table.table.def().class, height) {
+            (TableClass::Events { .. }, Some(height)) => {
+                tx.execute(&delete_from_top(&table.name, height), &[&0_i64, &int_of(left)]).await?
+            }
+            _ => {
+                let some = format!(
+                    "DELETE FROM {0} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {0} LIMIT $1))",
+                    table.name
+                );
+                tx.execute(&some, &[&int_of(left)]).await?
+            }
+        };
+        left = left.saturating_sub(deleted);
+        if left == 0 {
+            break;
+        }
+        let undo = "DELETE FROM app.state_undo WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM app.state_undo WHERE table_name = $1 LIMIT $2))";
+        let deleted = tx.execute(undo, &[&table.table.name(), &int_of(left)]).await?;
+        left = left.saturating_sub(deleted);
+    }
+    if left > 0 {
+        left = left.saturating_sub(delete_leases(&tx, service, left).await?);
+    }
+    tx.commit("reset_step").await?;
+    Ok(left == 0)
+}
+
+async fn delete_leases(tx: &Tx<'_>, service: &str, limit: u64) -> Faulty<u64> {
+    let sql = "DELETE FROM app.worker_leases WHERE id = ANY (ARRAY(
+         SELECT id FROM app.worker_leases WHERE worker_type = $1 ORDER BY id LIMIT $2))";
+    tx.execute(sql, &[&service, &int_of(limit)]).await
+}
+
+async fn prune(shared: &Shared, finalized: Height, max_rows: usize) -> Faulty<u64> {
+    const PRUNE: &str = "DELETE FROM app.state_undo WHERE ctid = ANY (ARRAY(SELECT ctid FROM app.state_undo
+         WHERE height < $1 ORDER BY height LIMIT $2 FOR UPDATE SKIP LOCKED))";
+    const FLOOR: &str = "UPDATE app.indexing_checkpoints SET undo_floor = $1 WHERE undo_floor < $1";
+    let tx = shared.begin(Gate::Exclusive).await?;
+    tx.execute(FLOOR, &[&int(finalized)]).await?;
+    let pruned = tx.execute(PRUNE, &[&int(finalized), &int_of(max_rows as u64)]).await?;
+    tx.commit("prune_undo").await?;
+    Ok(pruned)
+}
+
+async fn delete(shared: &Shared, table: &str, keys: &[Key]) -> Faulty<u64> {
+    let table = shared.table(table)?;
+    let mut sorted = keys.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let tx = shared.begin(Gate::Shared).await?;
+    let deleted = delete_keys(&tx, table, &sorted).await?;
+    let encoded: Vec<bytes::Bytes> = sorted.iter().map(Key::encode).collect();
+    let encoded: Vec<&[u8]> = encoded.iter().map(|key| key.as_ref()).collect();
+    let undo = "DELETE FROM app.state_undo WHERE table_name = $1 AND key = ANY ($2)";
+    tx.execute(undo, &[&table.table.name(), &encoded]).await?;
+    tx.commit("delete_rows").await?;
+    Ok(deleted)
+}

@@ -1,0 +1,58 @@
+//! The whole conformance suite of the derived store on PostgreSQL. `CAIRN_CASE=part-of-a-name` runs some of it, and then fails for being
+//! incomplete.
+#![cfg(feature = "postgres")]
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions};
+use cairn_core::Clock;
+use cairn_store::derived::Catalog;
+use cairn_store::derived::suite::{self, DerivedFactory, DerivedPlace, TestDerived};
+use cairn_store::{Result, StoreError};
+
+#[path = "support/pg.rs"]
+mod pg;
+
+struct Places;
+
+struct Place {
+    db: pg::TestDb,
+    catalog: Catalog,
+    clock: Arc<dyn Clock>,
+}
+
+#[async_trait]
+impl DerivedFactory for Places {
+    async fn place(&self, catalog: Catalog, clock: Arc<dyn Clock>) -> Result<Arc<dyn DerivedPlace>> {
+        let db = pg::database().await.ok_or_else(|| StoreError::Busy("there is no server".into()))?;
+        Ok(Arc::new(Place { db, catalog, clock }))
+    }
+
+    fn expired_leases(&self) -> u64 {
+        20_000
+    }
+}
+
+#[async_trait]
+impl DerivedPlace for Place {
+    async fn open(&self) -> Result<Arc<dyn TestDerived>> {
+        let pool = PgOptions { max_open_conns: 8, ..self.db.options() };
+        let options = PgDerivedOptions {
+            write: pool.clone(),
+            read: pool,
+            snapshot_max_ms: None,
+            ..PgDerivedOptions::new(&self.db.url)
+        };
+        Ok(Arc::new(PgDerived::open(options, self.catalog.clone(), Some(self.clock.clone())).await?))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_passes_the_whole_derived_suite() {
+    if pg::server_url().is_none() {
+        return;
+    }
+    let report = suite::run_all(Arc::new(Places), std::env::var("CAIRN_CASE").ok().as_deref()).await;
+    assert!(report.is_complete(), "{report}");
+}
