@@ -20,6 +20,7 @@ pub mod health;
 mod limits;
 mod metered;
 mod ops;
+pub mod rest;
 mod rpc;
 mod server;
 

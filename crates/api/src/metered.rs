@@ -13,6 +13,11 @@ pub(crate) const SUBSCRIPTIONS_ENDED: &str = "cairn_rpc_subscriptions_ended_tota
 /// Open connections by listener (`rpc`, `ops`).
 pub(crate) const CONNECTIONS: &str = "cairn_api_connections";
 
+/// REST requests by route and status.
+pub(crate) const REST_REQUESTS: &str = "cairn_rest_requests_total";
+/// Seconds to a REST answer, waiting for a turn included, by route.
+pub(crate) const REST_SECONDS: &str = "cairn_rest_request_seconds";
+
 /// Tells the recorder in force what each metric means.
 pub fn describe_metrics() {
     describe_counter!(REQUESTS, Unit::Count, "JSON-RPC requests by method and outcome");
@@ -26,6 +31,12 @@ pub fn describe_metrics() {
         SUBSCRIPTIONS_ENDED,
         Unit::Count,
         "subscriptions that the server ended, mostly because they fell behind"
+    );
+    describe_counter!(REST_REQUESTS, Unit::Count, "REST requests by route and status");
+    describe_histogram!(
+        REST_SECONDS,
+        Unit::Seconds,
+        "time to a REST answer, waiting for a turn included, by route"
     );
     describe_gauge!(CONNECTIONS, Unit::Count, "open connections by listener");
 }

@@ -1,0 +1,70 @@
+//! The one shape of every answer: `data`, `page` for lists, `meta`.
+
+use cairn_core::BlockFacts;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::words::{Hash, Num, rfc3339};
+
+/// One thing.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Answer<T> {
+    /// What was asked for.
+    pub data: T,
+    pub meta: Meta,
+}
+
+/// A page of a list.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Page<T> {
+    /// The rows. There may be fewer than `limit`, even none, though there are more: `page.next` decides.
+    pub data: Vec<T>,
+    pub page: PageInfo,
+    pub meta: Meta,
+}
+
+/// Where a list goes on.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PageInfo {
+    /// The cursor of the next page; null at the end.
+    pub next: Option<String>,
+    /// The most rows of a page.
+    pub limit: u32,
+}
+
+/// How far the data goes, and who made it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct Meta {
+    /// The chain.
+    pub chain_id: Num,
+    /// The newest block that the answer counts in: where the slowest of the required workers stands; without any, the newest stored
+    /// block. Null while there is none.
+    pub data_watermark: Option<BlockStamp>,
+    /// The newest finalised height that is stored. Null while there is none.
+    pub finalized_height: Option<Num>,
+    /// The workers whose data the answer was made of.
+    pub required_workers: Vec<&'static str>,
+}
+
+/// A block with its time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct BlockStamp {
+    pub height: Num,
+    pub id: Hash,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: Num,
+    /// As RFC 3339; null for a time that has no date.
+    #[schema(format = "date-time")]
+    pub timestamp: Option<String>,
+}
+
+impl BlockStamp {
+    pub(crate) fn of(facts: &BlockFacts) -> BlockStamp {
+        BlockStamp {
+            height: Num(facts.height.get()),
+            id: Hash::of(facts.id.as_bytes()),
+            timestamp_ms: Num(facts.timestamp_ms),
+            timestamp: rfc3339(facts.timestamp_ms),
+        }
+    }
+}

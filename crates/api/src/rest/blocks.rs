@@ -1,0 +1,225 @@
+//! Blocks, out of the raw store; and the transactions of one, out of `evm_transactions`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
+use cairn_evm::BlockView;
+use cairn_store::derived::Value;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Api;
+use super::answer::{Answer, Page, PageInfo};
+use super::cursor::Binding;
+use super::list::{self, List, Walk, lost_to_a_reorg, reorged};
+use super::params::{BlockName, ListQuery, NoParams, Order, Params, Place};
+use super::problem::Problem;
+use super::transactions::TransactionRow;
+use super::view::View;
+use super::words::{Address, Amount, Data, Hash, Num, rfc3339};
+
+/// A block.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Block {
+    pub height: Num,
+    pub id: Hash,
+    pub parent_id: Hash,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: Num,
+    /// As RFC 3339; null for a time that has no date.
+    #[schema(format = "date-time")]
+    pub timestamp: Option<String>,
+    pub transaction_count: u32,
+    pub log_count: u32,
+    pub evm: EvmHeader,
+}
+
+/// What an EVM block's header says beside.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct EvmHeader {
+    /// Who is paid for the block.
+    pub miner: Address,
+    pub gas_limit: Num,
+    pub gas_used: Num,
+    /// Wei per gas; null before London.
+    pub base_fee_per_gas: Option<Amount>,
+    /// Null before Cancun.
+    pub blob_gas_used: Option<Num>,
+    /// Null before Cancun.
+    pub excess_blob_gas: Option<Num>,
+    pub difficulty: Amount,
+    pub extra_data: Data,
+    pub state_root: Hash,
+    pub transactions_root: Hash,
+    pub receipts_root: Hash,
+}
+
+impl Block {
+    /// Of a stored block with its header.
+    pub(crate) fn of(stored: StoredBlock) -> Result<Block, Problem> {
+        let view = BlockView::decode(stored, None)?;
+        let header = view.header()?;
+        let facts = view.stored().facts;
+        Ok(Block {
+            height: Num(facts.height.get()),
+            id: Hash::of(facts.id.as_bytes()),
+            parent_id: Hash::of(facts.parent_id.as_bytes()),
+            timestamp_ms: Num(facts.timestamp_ms),
+            timestamp: rfc3339(facts.timestamp_ms),
+            transaction_count: facts.tx_count,
+            log_count: facts.log_count,
+            evm: EvmHeader {
+                miner: Address::of(header.beneficiary.as_slice()),
+                gas_limit: Num(header.gas_limit),
+                gas_used: Num(header.gas_used),
+                base_fee_per_gas: header.base_fee_per_gas.map(Amount::of),
+                blob_gas_used: header.blob_gas_used.map(Num),
+                excess_blob_gas: header.excess_blob_gas.map(Num),
+                difficulty: Amount(header.difficulty),
+                extra_data: Data(header.extra_data.0.clone()),
+                state_root: Hash::of(header.state_root.as_slice()),
+                transactions_root: Hash::of(header.transactions_root.as_slice()),
+                receipts_root: Hash::of(header.receipts_root.as_slice()),
+            },
+        })
+    }
+}
+
+/// The stored block that a path names.
+pub(crate) async fn find(view: &View, name: &str) -> Result<BlockRef, Problem> {
+    match name.parse()? {
+        BlockName::Height(height) => at(view, height).await,
+        BlockName::Id(id) => match view.chain().find_block(id).await? {
+            Some(height) => Ok(BlockRef { height, id }),
+            None => Err(Problem::not_found(format!("the block {id}"))),
+        },
+    }
+}
+
+/// The stored block at a height.
+pub(crate) async fn at(view: &View, height: Height) -> Result<BlockRef, Problem> {
+    let head = view.head();
+    match (head.first, head.tip) {
+        (Some(first), Some(_)) if height < first => Err(Problem::below_archive(height, first)),
+        (_, tip) if tip.is_none_or(|tip| height > tip.height) => {
+            Err(Problem::above_head(height, tip.map(|tip| tip.height)))
+        }
+        _ => match view.chain().linked_ref(height).await? {
+            Some(linked) => Ok(linked.block),
+            // Chains that skip heights.
+            None => Err(Problem::not_found(format!("a block at height {height}"))),
+        },
+    }
+}
+
+/// Blocks, newest first.
+#[utoipa::path(
+    get,
+    path = "/v1/blocks",
+    tag = "blocks",
+    params(ListQuery),
+    responses((status = 200, description = "A page of blocks", body = Page<Block>))
+)]
+pub(crate) async fn list_blocks(
+    State(api): State<Arc<Api>>,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<Block>>, Problem> {
+    let paging = query.paging(api.limits(), Order::Desc)?;
+    let view = View::raw(&api).await?;
+    let binding = Binding::new("blocks", &[paging.order_word()]);
+    let mut range = view.head().range();
+    let mut anchor = None;
+    if let Some(text) = &paging.cursor {
+        let cursor = view.cursor_key().open(binding, text)?;
+        let place = match cursor.place[..] {
+            [Value::Int(place)] => Height(u64::try_from(place).unwrap_or(0)),
+            _ => return Err(Problem::cursor("the cursor is of another version of this list")),
+        };
+        if let Some(lost) = lost_to_a_reorg(&view, &cursor).await? {
+            let from = if paging.descending { place.min(lost.height.next()) } else { lost.height };
+            let next = list::seal(&view, binding, Some(lost), vec![Value::height(from)]);
+            return Err(reorged(lost, Some(next)));
+        }
+        anchor = cursor.anchor;
+        range = if paging.descending {
+            range.intersect(HeightRange::new(Height::ZERO, place))
+        } else {
+            range.intersect(HeightRange::new(place.next(), Height(u64::MAX)))
+        };
+    }
+    let limit = u64::from(paging.limit);
+    // Heights may be skipped on some chains: a page of so many heights is then short.
+    let page = if paging.descending {
+        HeightRange::new(range.end().saturating_sub(limit).max(range.start()), range.end())
+    } else {
+        HeightRange::new(range.start(), Height(range.start().get().saturating_add(limit)).min(range.end()))
+    };
+    let mut blocks = view.chain().blocks(page, Parts::HEADER, u64::MAX).await?;
+    if paging.descending {
+        blocks.reverse();
+    }
+    let has_more = if paging.descending { page.start() > range.start() } else { page.end() < range.end() };
+    let next = if has_more {
+        let newest = blocks.iter().map(|block| block.facts.block_ref()).max_by_key(|block| block.height);
+        let anchor = match (anchor, newest) {
+            (Some(before), Some(newest)) if newest.height <= before.height => Some(before),
+            (before, newest) => newest.or(before),
+        };
+        let place = if paging.descending { page.start() } else { page.end().saturating_sub(1) };
+        Some(list::seal(&view, binding, anchor, vec![Value::height(place)]))
+    } else {
+        None
+    };
+    let data = blocks.into_iter().map(Block::of).collect::<Result<Vec<_>, _>>()?;
+    Ok(Json(Page { data, page: PageInfo { next, limit: paging.limit }, meta: view.meta() }))
+}
+
+/// One block, by height or id.
+#[utoipa::path(
+    get,
+    path = "/v1/blocks/{id}",
+    tag = "blocks",
+    params(("id" = String, Path, description = "A height in decimal digits, or an id of 64 hex digits")),
+    responses((status = 200, description = "The block", body = Answer<Block>))
+)]
+pub(crate) async fn get_block(
+    State(api): State<Arc<Api>>,
+    Place(name): Place<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<Answer<Block>>, Problem> {
+    let view = View::raw(&api).await?;
+    let block = find(&view, &name).await?;
+    let stored = view.chain().block(block.height, Parts::HEADER).await?;
+    let stored =
+        stored.ok_or_else(|| Problem::internal(format!("block {block} is listed, but not stored")))?;
+    Ok(Json(Answer { data: Block::of(stored)?, meta: view.meta() }))
+}
+
+/// The transactions of a block, in their order.
+#[utoipa::path(
+    get,
+    path = "/v1/blocks/{id}/transactions",
+    tag = "blocks",
+    params(
+        ("id" = String, Path, description = "A height in decimal digits, or an id of 64 hex digits"),
+        ListQuery
+    ),
+    responses((status = 200, description = "A page of transactions", body = Page<TransactionRow>))
+)]
+pub(crate) async fn list_block_transactions(
+    State(api): State<Arc<Api>>,
+    Place(name): Place<String>,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<TransactionRow>>, Problem> {
+    let paging = query.paging(api.limits(), Order::Asc)?;
+    name.parse::<BlockName>()?;
+    let view = View::open(&api, &["evm_transactions"], &[]).await?;
+    let block = find(&view, &name).await?;
+    view.reaches(block.height)?;
+    let binding = Binding::new("block transactions", &[&block.to_string(), paging.order_word()]);
+    let walk = Walk::new("evm_transactions", Some("by_place"), vec![Value::height(block.height)]);
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    TransactionRow::page(&view, found, &paging)
+}

@@ -1,0 +1,79 @@
+//! What stands around every route: limits of size, number and time; problems written as bodies; metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH};
+use axum::http::{HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use metrics::{counter, histogram};
+use tokio::time::{Instant, timeout};
+
+use super::Api;
+use super::problem::{Code, Problem};
+use crate::metered::{REST_REQUESTS, REST_SECONDS};
+
+/// The most of a path that a problem repeats, in bytes.
+const MAX_INSTANCE_BYTES: usize = 256;
+
+/// Lets a request in, in its turn and for a bounded time, and writes what became of it.
+pub(crate) async fn guard(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    let mut instance = request.uri().path().to_owned();
+    instance.truncate(MAX_INSTANCE_BYTES);
+    let route = match request.extensions().get::<MatchedPath>() {
+        Some(path) if !path.as_str().contains('*') => path.as_str().to_owned(),
+        _ => "unknown".to_owned(),
+    };
+    let began = Instant::now();
+    let mut response = match answer(&api, request, next).await {
+        Ok(response) => response,
+        Err(problem) => problem.into_response(),
+    };
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        problem.write(&mut response, &instance);
+    }
+    response.headers_mut().entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let status = response.status().as_u16().to_string();
+    counter!(REST_REQUESTS, "route" => route.clone(), "status" => status).increment(1);
+    histogram!(REST_SECONDS, "route" => route).record(began.elapsed().as_secs_f64());
+    response
+}
+
+async fn answer(api: &Api, request: Request, next: Next) -> Result<Response, Problem> {
+    let limits = api.limits();
+    let uri_bytes = request.uri().path_and_query().map_or(0, |uri| uri.as_str().len());
+    if uri_bytes > limits.max_uri_bytes {
+        let what = format!("path and query have {uri_bytes} bytes, the limit is {}", limits.max_uri_bytes);
+        return Err(Problem::new(Code::UriTooLong, what));
+    }
+    let body_bytes =
+        request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if body_bytes.is_some_and(|bytes: u64| bytes > limits.max_body_bytes) {
+        let what = format!("the limit is {} bytes, and no request here needs a body", limits.max_body_bytes);
+        return Err(Problem::new(Code::BodyTooLarge, what));
+    }
+    let turn = timeout(Duration::from_millis(limits.queue_timeout_ms), api.turns().acquire()).await;
+    let _turn = match turn {
+        Ok(Ok(turn)) => turn,
+        _ => {
+            let what = format!("{} requests are being answered already", limits.max_concurrent_requests);
+            return Err(Problem::new(Code::Overloaded, what));
+        }
+    };
+    let limit = Duration::from_millis(limits.request_timeout_ms);
+    timeout(limit, next.run(request)).await.map_err(|_| {
+        Problem::new(Code::Timeout, format!("no answer within {} ms", limits.request_timeout_ms))
+    })
+}
+
+/// For paths that don't exist.
+pub(crate) async fn no_route() -> Problem {
+    Problem::new(Code::UnknownRoute, "there is no such path; /v1/docs lists them")
+}
+
+/// For methods that a path doesn't have.
+pub(crate) async fn no_method(method: Method) -> Problem {
+    Problem::new(Code::MethodNotAllowed, format!("{method} is not allowed here; everything is read with GET"))
+}

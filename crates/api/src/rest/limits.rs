@@ -1,0 +1,64 @@
+//! Every limit of REST, with its unit in its name.
+
+use serde::{Deserialize, Serialize};
+
+/// The limits of `/v1`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RestLimits {
+    /// Requests answered at once; further ones wait.
+    pub max_concurrent_requests: usize,
+    /// How long a request waits for its turn before it is refused with 503.
+    pub queue_timeout_ms: u64,
+    /// From a request's turn to its answer.
+    pub request_timeout_ms: u64,
+    /// The path and query of a request.
+    pub max_uri_bytes: usize,
+    /// The body of a request, which nothing here reads.
+    pub max_body_bytes: u64,
+    /// Rows of a page where the request doesn't say.
+    pub default_page_rows: u32,
+    /// The most rows of a page.
+    pub max_page_rows: u32,
+    /// Rows that are examined for one page. A page that stops here is short, and its `next` goes on.
+    pub max_examined_rows: usize,
+    /// Bytes of blocks that are read for one page.
+    pub max_page_bytes: u64,
+    /// How often an answer from both databases is tried while they stand on different forks.
+    pub fork_tries: u32,
+    /// The pause before the second try; it doubles each time.
+    pub fork_pause_ms: u64,
+    /// Characters of a search.
+    pub max_search_chars: usize,
+    /// Event streams at once.
+    pub max_streams: usize,
+    /// How often an event stream looks for a new block when nobody wakes it.
+    pub stream_poll_ms: u64,
+    /// How often a silent event stream says that it is there.
+    pub stream_keep_alive_ms: u64,
+    /// How many blocks behind the tip a stream may be resumed.
+    pub max_stream_backlog_blocks: u64,
+}
+
+impl Default for RestLimits {
+    fn default() -> Self {
+        RestLimits {
+            max_concurrent_requests: 64,
+            queue_timeout_ms: 2_000,
+            request_timeout_ms: 10_000,
+            max_uri_bytes: 8_192,
+            max_body_bytes: 65_536,
+            default_page_rows: 50,
+            max_page_rows: 200,
+            max_examined_rows: 10_000,
+            max_page_bytes: 8 << 20,
+            fork_tries: 5,
+            fork_pause_ms: 25,
+            max_search_chars: 100,
+            max_streams: 64,
+            stream_poll_ms: 500,
+            stream_keep_alive_ms: 15_000,
+            max_stream_backlog_blocks: 10_000,
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Search by height, hash, address, and beginning of a token's name.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use cairn_core::{BlockId, Height, TxId};
+use cairn_store::derived::{Scan, Value};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::answer::Answer;
+use super::contracts::Contract;
+use super::fields::Fields;
+use super::params;
+use super::params::Params;
+use super::problem::Problem;
+use super::tokens::keys_of;
+use super::view::View;
+use super::words::{Address, Hash, Num};
+
+/// How many names are found at most.
+const MAX_NAMES: usize = 20;
+
+/// What was found.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(crate) enum Found {
+    /// A block.
+    Block { height: Num, id: Hash },
+    /// A transaction.
+    Transaction { id: Hash, block_height: Num, transaction_index: u32 },
+    /// An address, known or not. What is known of it is null where the worker behind it is not enabled.
+    Address {
+        address: Address,
+        /// Whether a transaction created a contract there.
+        is_contract: Option<bool>,
+        /// Whether a fungible token moved there.
+        is_token: Option<bool>,
+        /// Whether NFTs of it moved.
+        is_nft_collection: Option<bool>,
+    },
+    /// A fungible token whose name or symbol begins so, or a word in it.
+    Token { address: Address, name: Option<String>, symbol: Option<String> },
+    /// A collection of NFTs whose name or symbol begins so, or a word in it.
+    NftCollection { address: Address, name: Option<String>, symbol: Option<String> },
+}
+
+/// What to look for.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SearchQuery {
+    /// A height, a hash of 64 hex digits, an address of 40 hex digits, or the beginning of a name.
+    #[param(min_length = 1, max_length = 100)]
+    pub q: String,
+}
+
+enum Wanted {
+    Height(Height),
+    Hash([u8; 32]),
+    Address(bytes::Bytes),
+    Name,
+}
+
+fn wanted(text: &str) -> Wanted {
+    if let Ok(height) = params::decimal("q", text) {
+        return Wanted::Height(Height(height));
+    }
+    if let Ok(hash) = params::hash("q", text) {
+        return Wanted::Hash(hash);
+    }
+    params::address("q", text).map_or(Wanted::Name, Wanted::Address)
+}
+
+/// Search. A number is a height; it may begin a name too, where names are known.
+#[utoipa::path(
+    get,
+    path = "/v1/search",
+    tag = "search",
+    params(SearchQuery),
+    responses((status = 200, description = "What was found, the surest first", body = Answer<Vec<Found>>))
+)]
+pub(crate) async fn search(
+    State(api): State<Arc<Api>>,
+    Params(query): Params<SearchQuery>,
+) -> Result<Json<Answer<Vec<Found>>>, Problem> {
+    let text = query.q.trim();
+    let limit = api.limits().max_search_chars;
+    if text.is_empty() || text.chars().count() > limit {
+        return Err(Problem::parameter("q", format!("give 1 to {limit} characters")));
+    }
+    let wanted = wanted(text);
+    let mut data = Vec::new();
+    let view = match wanted {
+        Wanted::Hash(_) => View::raw(&api).await?,
+        _ if api.app().is_none() && !matches!(wanted, Wanted::Name) => View::raw(&api).await?,
+        Wanted::Height(_) => open(&api, &[], &["search_index"]).await?,
+        Wanted::Address(_) => {
+            open(&api, &[], &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
+        }
+        Wanted::Name => open(&api, &["search_index"], &[]).await?,
+    };
+    match &wanted {
+        Wanted::Height(height) => {
+            if let Some(linked) = view.chain().linked_ref(*height).await? {
+                let id = Hash::of(linked.block.id.as_bytes());
+                data.push(Found::Block { height: Num(height.get()), id });
+            }
+        }
+        Wanted::Hash(hash) => {
+            if let Some(height) = view.chain().find_block(BlockId(*hash)).await? {
+                data.push(Found::Block { height: Num(height.get()), id: Hash::of(hash) });
+            }
+            if let Some(place) = view.chain().find_tx(TxId(*hash)).await? {
+                data.push(Found::Transaction {
+                    id: Hash::of(hash),
+                    block_height: Num(place.height.get()),
+                    transaction_index: place.index,
+                });
+            }
+        }
+        Wanted::Address(address) => {
+            let is_contract = match view.has("smart_contracts")? {
+                true => Some(Contract::newest(&view, address).await?.is_some()),
+                false => None,
+            };
+            data.push(Found::Address {
+                address: Address(address.clone()),
+                is_contract,
+                is_token: is_in(&view, "token_stats", address).await?,
+                is_nft_collection: is_in(&view, "nft_collection_stats", address).await?,
+            });
+        }
+        Wanted::Name => {}
+    }
+    if view.has("search_index")? {
+        names(&view, text, &mut data).await?;
+    }
+    Ok(Json(Answer { data, meta: view.meta() }))
+}
+
+async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
+    View::open(api, needed, welcome).await
+}
+
+async fn is_in(view: &View, table: &'static str, address: &bytes::Bytes) -> Result<Option<bool>, Problem> {
+    if !view.has(table)? {
+        return Ok(None);
+    }
+    let rows = view.tables()?.rows(table, &keys_of(&[(address.clone(), String::new())])).await?;
+    Ok(Some(rows.iter().any(Option::is_some)))
+}
+
+async fn names(view: &View, text: &str, data: &mut Vec<Found>) -> Result<(), Problem> {
+    let term = text.to_lowercase().replace('\0', "");
+    // U+10FFFF sorts after every other character, byte by byte too.
+    let end = format!("{term}\u{10ffff}");
+    let scan = Scan {
+        lower: Bound::Included(vec![Value::text(term)]),
+        upper: Bound::Included(vec![Value::text(end)]),
+        ..Scan::new("search_index", MAX_NAMES * 4)
+    };
+    let page = view.tables()?.scan(&scan).await?;
+    let table = view.table("search_index")?;
+    let mut seen = Vec::new();
+    for row in &page.rows {
+        let fields = Fields::new(table, row);
+        let (kind, address) = (fields.text("kind")?, fields.bytes("contract_address")?);
+        // Several words of one name may begin so.
+        if seen.contains(&(kind.clone(), address.clone())) {
+            continue;
+        }
+        if seen.len() == MAX_NAMES {
+            break;
+        }
+        seen.push((kind.clone(), address.clone()));
+        let (name, symbol) = (fields.opt_text("name")?, fields.opt_text("symbol")?);
+        let address = Address(address);
+        data.push(match kind.as_str() {
+            "collection" => Found::NftCollection { address, name, symbol },
+            _ => Found::Token { address, name, symbol },
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! How far everything has come.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use cairn_core::{BlockRef, Parts};
+use cairn_store::StoreError;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Api;
+use super::answer::{Answer, BlockStamp};
+use super::params::{NoParams, Params};
+use super::problem::Problem;
+use super::view::View;
+use super::words::{Hash, Num};
+
+/// How far everything has come.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Status {
+    /// The version of this server.
+    pub version: &'static str,
+    pub chain_id: Num,
+    /// The first stored height; null while nothing is stored.
+    pub first_height: Option<Num>,
+    /// The newest stored height; null while nothing is stored.
+    pub raw_tip_height: Option<Num>,
+    /// The newest stored block.
+    pub raw_tip: Option<BlockStamp>,
+    /// The finalised block as the source named it; it may lie above the tip while blocks are being caught up.
+    pub finalized: Option<BlockName>,
+    /// Reorgs so far.
+    pub newest_reorg: Num,
+    /// The lowest of the workers' heights; null where there is no worker, or one has not finished a block.
+    pub app_watermark_height: Option<Num>,
+    /// The derived tables; null where there are none here.
+    pub derived: Option<Derived>,
+}
+
+/// A block.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct BlockName {
+    pub height: Num,
+    pub id: Hash,
+}
+
+impl BlockName {
+    pub(crate) fn of(block: BlockRef) -> BlockName {
+        BlockName { height: Num(block.height.get()), id: Hash::of(block.id.as_bytes()) }
+    }
+}
+
+/// How far the derived tables have come.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Derived {
+    /// The newest reorg that was followed.
+    pub applied_reorg: Num,
+    /// Whether one is being followed now.
+    pub is_reorg_under_way: bool,
+    /// By name.
+    pub workers: Vec<Worker>,
+}
+
+/// How far a worker has come.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Worker {
+    pub name: String,
+    /// The last block that it has done, with all before it; null before the first.
+    pub tip: Option<BlockName>,
+    /// How many blocks it is behind the newest stored one.
+    pub lag_blocks: Option<Num>,
+    /// Whether an operator paused it.
+    pub is_paused: bool,
+}
+
+/// How far everything has come. The heights of workers are of one moment, and may be a moment older than the tip.
+#[utoipa::path(
+    get,
+    path = "/v1/status",
+    tag = "status",
+    responses((status = 200, description = "The status", body = Answer<Status>))
+)]
+pub(crate) async fn get_status(
+    State(api): State<Arc<Api>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<Answer<Status>>, Problem> {
+    let app = match api.app() {
+        Some(app) => match app.snapshot().await {
+            Ok(app) => Some(app),
+            // Not begun yet.
+            Err(StoreError::Invalid(_)) => None,
+            Err(error) => return Err(error.into()),
+        },
+        None => None,
+    };
+    let view = View::raw(&api).await?;
+    let head = view.head();
+    let raw_tip = match head.tip {
+        Some(tip) => {
+            let stored = view.chain().block(tip.height, Parts::empty()).await?;
+            stored.map(|stored| BlockStamp::of(&stored.facts))
+        }
+        None => None,
+    };
+    let mut app_watermark_height = None;
+    let derived = app.map(|app| {
+        let mut checkpoints: Vec<_> = app.checkpoints().iter().collect();
+        checkpoints.sort_by(|a, b| a.service.cmp(&b.service));
+        let lowest = checkpoints.iter().map(|checkpoint| checkpoint.last().map(|last| last.height)).min();
+        app_watermark_height = lowest.flatten().map(|height| Num(height.get()));
+        let workers = checkpoints
+            .into_iter()
+            .map(|checkpoint| {
+                let last = checkpoint.last();
+                Worker {
+                    name: checkpoint.service.clone(),
+                    tip: last.map(BlockName::of),
+                    lag_blocks: last.zip(head.tip).map(|(last, tip)| Num(tip.height.since(last.height))),
+                    is_paused: checkpoint.paused,
+                }
+            })
+            .collect();
+        let forks = app.forks();
+        Derived { applied_reorg: Num(forks.applied.id), is_reorg_under_way: !forks.is_settled(), workers }
+    });
+    let data = Status {
+        version: env!("CARGO_PKG_VERSION"),
+        chain_id: Num(head.info.chain_id.0),
+        first_height: head.first.map(|first| Num(first.get())),
+        raw_tip_height: head.tip.map(|tip| Num(tip.height.get())),
+        raw_tip,
+        finalized: head.finalized.map(BlockName::of),
+        newest_reorg: Num(head.newest_reorg.id),
+        app_watermark_height,
+        derived,
+    };
+    Ok(Json(Answer { data, meta: view.meta() }))
+}

@@ -1,0 +1,287 @@
+//! Fungible tokens: what is counted of them, what nodes say of them, who holds them.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use bytes::Bytes;
+use cairn_store::derived::{Key, Row, Sum, Value};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::answer::{Answer, Page, PageInfo};
+use super::cursor::Binding;
+use super::fields::Fields;
+use super::list::{List, Walk};
+use super::params::{self, ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
+use super::problem::Problem;
+use super::transfers::Transfer;
+use super::view::View;
+use super::words::{Address, Amount, Num, SumOf};
+
+/// What a token's contract says of itself. Anybody can choose any name: a name never identifies a token.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TokenName {
+    pub name: Option<String>,
+    pub symbol: Option<String>,
+    pub decimals: Option<u32>,
+    /// As it was at `asked_at_height`.
+    pub total_supply: Option<Amount>,
+    pub status: NameStatus,
+    /// The height at which a node was asked.
+    pub asked_at_height: Num,
+}
+
+/// How a contract answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NameStatus {
+    Ok,
+    /// Something was answered, and something not.
+    Partial,
+    /// The contract answers none of it.
+    Silent,
+    /// No node could be asked.
+    Failed,
+}
+
+impl NameStatus {
+    pub(crate) fn of(word: &str) -> Result<NameStatus, Problem> {
+        Ok(match word {
+            "ok" => NameStatus::Ok,
+            "partial" => NameStatus::Partial,
+            "silent" => NameStatus::Silent,
+            "failed" => NameStatus::Failed,
+            word => return Err(Problem::internal(format!("the status of a name is {word:?}"))),
+        })
+    }
+}
+
+impl TokenName {
+    fn of(view: &View, row: &Row) -> Result<TokenName, Problem> {
+        let fields = Fields::new(view.table("tokens")?, row);
+        Ok(TokenName {
+            name: fields.opt_text("name")?,
+            symbol: fields.opt_text("symbol")?,
+            decimals: fields.opt_index("decimals")?,
+            total_supply: fields.opt_amount("total_supply")?,
+            status: NameStatus::of(&fields.text("status")?)?,
+            asked_at_height: fields.num("asked_at_height")?,
+        })
+    }
+
+    /// Of these contracts, in the same order.
+    pub(crate) async fn of_tokens(
+        view: &View,
+        tokens: &[(Bytes, String)],
+    ) -> Result<Vec<Option<TokenName>>, Problem> {
+        if !view.has("tokens")? {
+            return Ok(tokens.iter().map(|_| None).collect());
+        }
+        let rows = view.tables()?.rows("tokens", &keys_of(tokens)).await?;
+        rows.iter().map(|row| row.as_ref().map(|row| TokenName::of(view, row)).transpose()).collect()
+    }
+}
+
+/// Keys of tables that are keyed by contract.
+pub(crate) fn keys_of(contracts: &[(Bytes, String)]) -> Vec<Key> {
+    contracts
+        .iter()
+        .map(|(address, name)| Key(vec![Value::Bytes(address.clone()), Value::text(name.as_str())]))
+        .collect()
+}
+
+/// A fungible token.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Token {
+    pub address: Address,
+    /// The contract's name within its account, where the chain has such; else empty.
+    pub contract_name: String,
+    pub transfer_count: Num,
+    /// Addresses whose balance is above 0.
+    pub holder_count: Num,
+    /// What was minted less what was burnt, as far as events say so.
+    pub net_minted: SumOf,
+    pub first_height: Num,
+    pub last_height: Num,
+    /// What the contract says of itself. Null where no node was asked yet, and where `token_metadata_worker` is not enabled.
+    pub token: Option<TokenName>,
+}
+
+impl Token {
+    fn of(view: &View, row: &Row, token: Option<TokenName>) -> Result<Token, Problem> {
+        let fields = Fields::new(view.table("token_stats")?, row);
+        Ok(Token {
+            address: fields.address("contract_address")?,
+            contract_name: fields.text("contract_name")?,
+            transfer_count: fields.count("transfer_count")?,
+            holder_count: fields.count("holder_count")?,
+            net_minted: fields.sum("net_minted")?,
+            first_height: fields.num("first_height")?,
+            last_height: fields.num("last_height")?,
+            token,
+        })
+    }
+}
+
+/// By what a list of tokens is ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TokenSort {
+    /// The most holders first.
+    Holders,
+    /// By address, ascending.
+    Address,
+}
+
+/// Of lists of tokens.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TokensQuery {
+    /// By what it is ordered; by holders where nothing is said.
+    #[param(inline)]
+    pub sort: Option<TokenSort>,
+    /// The most rows of a page; 50 where nothing is said.
+    #[param(minimum = 1, maximum = 200)]
+    pub limit: Option<u32>,
+    /// `page.next` of the page before; the other parameters have to be the same.
+    #[param(min_length = 1, max_length = 1024)]
+    pub cursor: Option<String>,
+}
+
+/// Fungible tokens that were transferred, those with the most holders first.
+#[utoipa::path(
+    get,
+    path = "/v1/tokens",
+    tag = "tokens",
+    params(TokensQuery),
+    responses((status = 200, description = "A page of tokens", body = Page<Token>))
+)]
+pub(crate) async fn list_tokens(
+    State(api): State<Arc<Api>>,
+    Params(query): Params<TokensQuery>,
+) -> Result<Json<Page<Token>>, Problem> {
+    let (index, order) = match query.sort.unwrap_or(TokenSort::Holders) {
+        TokenSort::Holders => (Some("by_holders"), Order::Desc),
+        TokenSort::Address => (None, Order::Asc),
+    };
+    let paging = Paging::new(api.limits(), query.limit, query.cursor, order)?;
+    let view = View::open(&api, &["token_stats"], &["tokens"]).await?;
+    let binding = Binding::new("tokens", &[index.unwrap_or_default()]);
+    let walk = Walk::new("token_stats", index, Vec::new());
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    let tokens = found
+        .rows
+        .iter()
+        .map(|(_, row)| {
+            let fields = Fields::new(view.table("token_stats")?, row);
+            Ok((fields.bytes("contract_address")?, fields.text("contract_name")?))
+        })
+        .collect::<Result<Vec<_>, Problem>>()?;
+    let names = TokenName::of_tokens(&view, &tokens).await?;
+    let data = found
+        .rows
+        .iter()
+        .zip(names)
+        .map(|((_, row), name)| Token::of(&view, row, name))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+}
+
+/// One fungible token.
+#[utoipa::path(
+    get,
+    path = "/v1/tokens/{address}",
+    tag = "tokens",
+    params(("address" = String, Path, description = "40 hex digits in any case")),
+    responses((status = 200, description = "The token", body = Answer<Token>))
+)]
+pub(crate) async fn get_token(
+    State(api): State<Arc<Api>>,
+    Place(text): Place<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<Answer<Token>>, Problem> {
+    let address = params::address("address", &text)?;
+    let view = View::open(&api, &["token_stats"], &["tokens"]).await?;
+    let token = [(address.clone(), String::new())];
+    let rows = view.tables()?.rows("token_stats", &keys_of(&token)).await?;
+    let row = rows.into_iter().next().flatten().ok_or_else(|| {
+        Problem::not_found(format!("a fungible token at {} that was transferred", Address(address)))
+    })?;
+    let name = TokenName::of_tokens(&view, &token).await?.pop().flatten();
+    Ok(Json(Answer { data: Token::of(&view, &row, name)?, meta: view.meta() }))
+}
+
+/// Who holds how much of a token.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Holder {
+    pub address: Address,
+    /// In the token's smallest unit: the sum of its transfers.
+    pub balance: SumOf,
+    pub first_height: Num,
+    pub last_height: Num,
+}
+
+/// The holders of a token, the largest first.
+#[utoipa::path(
+    get,
+    path = "/v1/tokens/{address}/holders",
+    tag = "tokens",
+    params(("address" = String, Path, description = "40 hex digits in any case"), PageQuery),
+    responses((status = 200, description = "A page of holders", body = Page<Holder>))
+)]
+pub(crate) async fn list_token_holders(
+    State(api): State<Arc<Api>>,
+    Place(text): Place<String>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<Holder>>, Problem> {
+    let paging = query.paging(api.limits(), Order::Desc)?;
+    let address = params::address("address", &text)?;
+    let view = View::open(&api, &["ft_holdings"], &[]).await?;
+    let binding = Binding::new("token holders", &[&hex::encode(&address)]);
+    let prefix = vec![Value::Bytes(address), Value::text("")];
+    let mut walk = Walk::new("ft_holdings", Some("by_balance"), prefix);
+    walk.lower = Bound::Excluded(vec![Value::Sum(Box::new(Sum::ZERO))]);
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    let table = view.table("ft_holdings")?;
+    let data = found
+        .rows
+        .iter()
+        .map(|(_, row)| {
+            let fields = Fields::new(table, row);
+            Ok(Holder {
+                address: fields.address("address")?,
+                balance: fields.sum("balance")?,
+                first_height: fields.num("first_height")?,
+                last_height: fields.num("last_height")?,
+            })
+        })
+        .collect::<Result<Vec<_>, Problem>>()?;
+    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+}
+
+/// The transfers of a token, newest first.
+#[utoipa::path(
+    get,
+    path = "/v1/tokens/{address}/transfers",
+    tag = "tokens",
+    params(("address" = String, Path, description = "40 hex digits in any case"), ListQuery),
+    responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
+)]
+pub(crate) async fn list_token_transfers(
+    State(api): State<Arc<Api>>,
+    Place(text): Place<String>,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<Transfer>>, Problem> {
+    let paging = query.paging(api.limits(), Order::Desc)?;
+    let address = params::address("address", &text)?;
+    let view = View::open(&api, &["ft_transfers"], &[]).await?;
+    let binding = Binding::new("token transfers", &[&hex::encode(&address), paging.order_word()]);
+    let prefix = vec![Value::Bytes(address), Value::text("")];
+    let walks = [Walk::new("ft_transfers", Some("by_token"), prefix)];
+    let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &walks).await?;
+    Transfer::page(&view, found, &walks, None, &paging)
+}

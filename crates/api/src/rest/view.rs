@@ -1,0 +1,260 @@
+//! What one request sees: a snapshot of the app store and one of the raw store that agree about the forks at the heights that are
+//! read.
+//!
+//! The app store's snapshot is opened first, so the raw one knows every reorg that the app store has begun. What is read is bounded by
+//! the checkpoints in the app snapshot. The two agree where no reorg that the app store has not begun took away a block at or below
+//! the highest of these checkpoints, and the raw store has each checkpoint's block at its height. Else both are opened again a few
+//! times, and then the request is refused (DESIGN §8).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::{BlockFacts, BlockRef, Height, Parts};
+use cairn_store::derived::{Catalog, DerivedSnapshot, Table};
+use cairn_store::{HeadRow, RawSnapshot, StoreError};
+
+use super::Api;
+use super::answer::{BlockStamp, Meta};
+use super::cursor::CursorKey;
+use super::fields;
+use super::problem::{Code, Problem};
+use super::words::Num;
+
+/// How many entries of the reorg log are read at once.
+const REORGS_PER_READ: usize = 64;
+
+/// What one request sees.
+pub(crate) struct View {
+    raw: Arc<dyn RawSnapshot>,
+    app: Option<Arc<dyn DerivedSnapshot>>,
+    catalog: Catalog,
+    workers: Vec<Worker>,
+    watermark: Option<BlockFacts>,
+}
+
+/// A worker whose data the answer is made of.
+struct Worker {
+    name: &'static str,
+    last: BlockRef,
+}
+
+/// Why a pair of snapshots is of no use.
+enum Unfit {
+    /// Another pair may be.
+    ForNow(String),
+    Problem(Problem),
+}
+
+impl From<StoreError> for Unfit {
+    fn from(error: StoreError) -> Unfit {
+        Unfit::Problem(error.into())
+    }
+}
+
+impl From<Problem> for Unfit {
+    fn from(problem: Problem) -> Unfit {
+        Unfit::Problem(problem)
+    }
+}
+
+impl View {
+    /// Of the raw store alone.
+    pub(crate) async fn raw(api: &Api) -> Result<View, Problem> {
+        let raw = open_raw(api).await?;
+        let tip = raw.head().tip;
+        let watermark = match tip {
+            Some(tip) => raw.block(tip.height, Parts::empty()).await?.map(|block| block.facts),
+            None => None,
+        };
+        Ok(View { raw, app: None, catalog: api.catalog().clone(), workers: Vec::new(), watermark })
+    }
+
+    /// Of both. The workers of the tables `needed` have to be enabled and to have finished a block; those of the tables `welcome` are
+    /// counted in where they are.
+    pub(crate) async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
+        let tries = api.limits().fork_tries.max(1);
+        let mut pause = Duration::from_millis(api.limits().fork_pause_ms);
+        let mut why = String::new();
+        for attempt in 0..tries {
+            if attempt > 0 {
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+            match View::once(api, needed, welcome).await {
+                Ok(view) => return Ok(view),
+                Err(Unfit::Problem(problem)) => return Err(problem),
+                Err(Unfit::ForNow(reason)) => why = reason,
+            }
+        }
+        Err(Problem::new(Code::ForksDisagree, format!("{why}; try again in a moment")))
+    }
+
+    async fn once(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Unfit> {
+        let catalog = api.catalog().clone();
+        let app = match api.app() {
+            Some(app) => match app.snapshot().await {
+                Ok(app) => app,
+                Err(StoreError::Invalid(_)) => {
+                    return Err(Unfit::Problem(Problem::new(
+                        Code::NotYet,
+                        "the derived tables have not been begun yet",
+                    )));
+                }
+                Err(error) => return Err(error.into()),
+            },
+            None => {
+                let worker = needed
+                    .first()
+                    .map_or(Ok("derived tables"), |name| Ok(fields::table(&catalog, name)?.def().service));
+                return Err(worker
+                    .map(Problem::not_enabled)
+                    .unwrap_or_else(|problem: Problem| problem)
+                    .into());
+            }
+        };
+        let raw = open_raw(api).await?;
+        let forks = *app.forks();
+        let head = raw.head();
+        if forks.raw_uuid != head.info.uuid {
+            return Err(Problem::internal("the app store follows another raw store").into());
+        }
+        let mut workers: Vec<Worker> = Vec::new();
+        for (name, is_needed) in
+            needed.iter().map(|name| (name, true)).chain(welcome.iter().map(|name| (name, false)))
+        {
+            let service = fields::table(&catalog, name)?.def().service;
+            if workers.iter().any(|worker| worker.name == service) {
+                continue;
+            }
+            match app.checkpoint(service) {
+                Some(checkpoint) => match checkpoint.last() {
+                    Some(last) => workers.push(Worker { name: service, last }),
+                    None if is_needed => return Err(Problem::not_yet(service, None).into()),
+                    None => {}
+                },
+                None if is_needed => return Err(Problem::not_enabled(service).into()),
+                None => {}
+            }
+        }
+        let mut view = View { raw, app: Some(app), catalog, workers, watermark: None };
+        view.agree().await?;
+        Ok(view)
+    }
+
+    /// Demands that both snapshots stand on one fork up to the highest checkpoint, and finds the lowest.
+    async fn agree(&mut self) -> Result<(), Unfit> {
+        let Some(highest) = self.workers.iter().map(|worker| worker.last.height).max() else { return Ok(()) };
+        let Some(app) = &self.app else { return Ok(()) };
+        let begun = app.forks().begun.id;
+        let newest = self.head().newest_reorg.id;
+        if newest < begun {
+            return Err(Unfit::ForNow(format!(
+                "the derived tables know reorg {begun}, the raw store only reorg {newest}"
+            )));
+        }
+        let mut seen = begun;
+        while seen < newest {
+            let entries = self.raw.reorgs(seen, REORGS_PER_READ).await?;
+            let Some(last) = entries.last() else { break };
+            if let Some(entry) = entries.iter().find(|entry| entry.first_orphan() <= highest) {
+                return Err(Unfit::ForNow(format!(
+                    "the derived tables reach up to block {highest}, and have not followed reorg {} at block {} yet",
+                    entry.id,
+                    entry.first_orphan()
+                )));
+            }
+            seen = last.id;
+        }
+        let mut lowest: Option<BlockFacts> = None;
+        let mut checked: Option<BlockRef> = None;
+        for worker in &self.workers {
+            if checked == Some(worker.last) {
+                continue;
+            }
+            checked = Some(worker.last);
+            let here = self.raw.block(worker.last.height, Parts::empty()).await?.map(|block| block.facts);
+            match here {
+                Some(facts) if facts.id == worker.last.id => {
+                    if lowest.is_none_or(|lowest| facts.height < lowest.height) {
+                        lowest = Some(facts);
+                    }
+                }
+                _ => {
+                    return Err(Unfit::ForNow(format!(
+                        "{} stands at block {}, which the raw store does not have",
+                        worker.name, worker.last
+                    )));
+                }
+            }
+        }
+        self.watermark = lowest;
+        Ok(())
+    }
+
+    /// The raw snapshot.
+    pub(crate) fn chain(&self) -> &dyn RawSnapshot {
+        &*self.raw
+    }
+
+    /// The app snapshot.
+    pub(crate) fn tables(&self) -> Result<&dyn DerivedSnapshot, Problem> {
+        self.app.as_deref().ok_or_else(|| Problem::internal("no app snapshot was opened for this request"))
+    }
+
+    /// The raw head row.
+    pub(crate) fn head(&self) -> &HeadRow {
+        self.raw.head()
+    }
+
+    /// What a table is.
+    pub(crate) fn table(&self, name: &str) -> Result<&Arc<Table>, Problem> {
+        fields::table(&self.catalog, name)
+    }
+
+    /// Whether the worker of a table is counted in.
+    pub(crate) fn has(&self, name: &str) -> Result<bool, Problem> {
+        let service = self.table(name)?.def().service;
+        Ok(self.workers.iter().any(|worker| worker.name == service))
+    }
+
+    /// The newest height that the answer counts in.
+    pub(crate) fn watermark(&self) -> Option<Height> {
+        self.watermark.map(|facts| facts.height)
+    }
+
+    /// Demands that the required workers have done the block at `height`.
+    pub(crate) fn reaches(&self, height: Height) -> Result<(), Problem> {
+        match self.workers.iter().min_by_key(|worker| worker.last.height) {
+            Some(slowest) if slowest.last.height < height => {
+                Err(Problem::not_yet(slowest.name, Some(slowest.last.height)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Seals and opens cursors.
+    pub(crate) fn cursor_key(&self) -> CursorKey {
+        CursorKey::of_store(&self.head().info.uuid)
+    }
+
+    /// How far the data goes.
+    pub(crate) fn meta(&self) -> Meta {
+        let head = self.head();
+        Meta {
+            chain_id: Num(head.info.chain_id.0),
+            data_watermark: self.watermark.as_ref().map(BlockStamp::of),
+            finalized_height: head.stored_finalized().map(|height| Num(height.get())),
+            required_workers: self.workers.iter().map(|worker| worker.name).collect(),
+        }
+    }
+}
+
+async fn open_raw(api: &Api) -> Result<Arc<dyn RawSnapshot>, Problem> {
+    match api.raw().snapshot().await {
+        Ok(snapshot) => Ok(snapshot),
+        Err(StoreError::Invalid(_)) => {
+            Err(Problem::new(Code::NotYet, "the archive has not been begun yet: no source was heard"))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
