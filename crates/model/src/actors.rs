@@ -69,7 +69,9 @@ impl Worker {
         match self {
             Worker::Idle | Worker::Claiming { .. } | Worker::Ahead(_) => None,
             Worker::Holds { fence, .. } | Worker::Unsure { fence, .. } => Some(fence),
-            Worker::RawRead(commit) | Worker::Ready(commit) | Worker::Checked(commit) => Some(&mut commit.fence),
+            Worker::RawRead(commit) | Worker::Ready(commit) | Worker::Checked(commit) => {
+                Some(&mut commit.fence)
+            }
         }
     }
 }

@@ -174,7 +174,10 @@ impl App {
         if row.height <= checkpoint || !off.on(Rule::ReadThroughUndo) {
             return row;
         }
-        (checkpoint + 1..=MAX_TOP as u8).filter(|h| *h as usize % 2 == key).find_map(|h| self.undo[h as usize]).unwrap_or(row)
+        (checkpoint + 1..=MAX_TOP as u8)
+            .filter(|h| *h as usize % 2 == key)
+            .find_map(|h| self.undo[h as usize])
+            .unwrap_or(row)
     }
 
     /// The next range of a service: the place after its last lease.
@@ -190,7 +193,13 @@ impl App {
             return false;
         }
         let from = Self::from(lease as usize, range);
-        *row = Lease { status: Status::Active, fence: NEW_FENCE, done_to: from, last_id: NONE, first_parent: NONE };
+        *row = Lease {
+            status: Status::Active,
+            fence: NEW_FENCE,
+            done_to: from,
+            last_id: NONE,
+            first_parent: NONE,
+        };
         true
     }
 

@@ -13,9 +13,10 @@ const THERE_AND_BACK: &[Chain] = &[[GENESIS, A, A, A, A], [GENESIS, A, B, B, B],
 /// Forks above height 2, then deeper, above the genesis block.
 const DEEPER: &[Chain] = &[[GENESIS, A, A, A, A], [GENESIS, A, A, B, B], [GENESIS, C, C, C, C]];
 /// A height that one fork skips and the other doesn't.
-const SKIPPING: &[Chain] = &[[GENESIS, A, NONE, A, NONE], [GENESIS, A, B, B, NONE], [GENESIS, A, NONE, A, NONE]];
-/// One fork, and one that takes its place unnoticed.
-const EXCHANGED: &[Chain] = &[[GENESIS, A, A, A, A], [GENESIS, A, B, B, B]];
+const SKIPPING: &[Chain] =
+    &[[GENESIS, A, NONE, A, NONE], [GENESIS, A, B, B, NONE], [GENESIS, A, NONE, A, NONE]];
+/// One fork, then another.
+const ONE_FORK: &[Chain] = &[[GENESIS, A, A, A, A], [GENESIS, A, B, B, B]];
 
 /// Two mappers, a folder, two appliers, the committer, the reaper; two leases a service; A, B and A again.
 pub const WHOLE: Protocol = Protocol {
@@ -52,7 +53,7 @@ pub const SKIPPED: Protocol = Protocol { name: "skipped heights", script: SKIPPI
 
 /// Two mappers over a raw store that is exchanged for another fork's without an entry.
 pub const SWAPPED: Protocol =
-    Protocol { name: "exchanged raw store", script: EXCHANGED, top: 4, silent_swap: true, ..MAPPERS };
+    Protocol { name: "exchanged raw store", script: ONE_FORK, top: 4, silent_swap: true, ..MAPPERS };
 
 /// A mapper, a folder and an applier, zombies followed to their end.
 pub const FOLDER: Protocol = Protocol { name: "folder", mappers: 1, folders: 1, ..MAPPERS };
@@ -61,16 +62,29 @@ pub const FOLDER: Protocol = Protocol { name: "folder", mappers: 1, folders: 1, 
 pub const FOLDER_APPLIERS: Protocol =
     Protocol { name: "folder, two appliers", appliers: 2, zombies_are_idle: true, ..FOLDER };
 
-/// A folder whose commits, and its mapper's, may arrive late.
-pub const FOLDER_LATE: Protocol =
-    Protocol { name: "folder, late commits", late_commits: true, zombies_are_idle: true, ..FOLDER };
+/// Two workers of the folder.
+pub const FOLDERS: Protocol = Protocol { name: "two folders", folders: 2, zombies_are_idle: true, ..FOLDER };
+
+/// A folder whose commits, and its mapper's, may arrive late, over one fork.
+pub const FOLDER_LATE: Protocol = Protocol {
+    name: "folder, late commits",
+    script: ONE_FORK,
+    late_commits: true,
+    zombies_are_idle: true,
+    ..FOLDER
+};
 
 /// A mapper and a folder over a chain that skips heights.
-pub const FOLDER_SKIPPED: Protocol =
-    Protocol { name: "folder, skipped heights", script: SKIPPING, range: 1, zombies_are_idle: true, ..FOLDER };
+pub const FOLDER_SKIPPED: Protocol = Protocol {
+    name: "folder, skipped heights",
+    script: SKIPPING,
+    range: 1,
+    zombies_are_idle: true,
+    ..FOLDER
+};
 
 /// All of them.
-pub const ALL: [Protocol; 11] = [
+pub const ALL: [Protocol; 12] = [
     WHOLE,
     MAPPERS,
     MAPPERS_DEEPER,
@@ -80,6 +94,7 @@ pub const ALL: [Protocol; 11] = [
     SWAPPED,
     FOLDER,
     FOLDER_APPLIERS,
+    FOLDERS,
     FOLDER_LATE,
     FOLDER_SKIPPED,
 ];

@@ -31,7 +31,8 @@
 //! 4. write the rows, and move the checkpoint if it ends where the chunk begins with the chunk's parent.
 //!
 //! **A folder** reads a second snapshot, of the app store: rows up to its upstream's checkpoint, its state, and `applied`.
-//! The lower bound of its step 3 is the older of R and that `applied`, and its checkpoint must end where its chunk begins.
+//! Its own checkpoint must end where its chunk begins, in that snapshot and again at the commit. The lower bound of its
+//! step 3 is the older of R and that `applied`.
 //!
 //! **An applier's** transactions each demand `applied` = id − 1. The first stores `begun` = id, deletes the leases that
 //! begin above the common block, gives every other lease that reaches above it a new fence and makes it reclaimable,
@@ -76,7 +77,9 @@ mod words;
 pub use actors::{Applier, Step, Worker};
 pub use app::{App, Checkpoint, Commit, Lease, StateRow, Status};
 pub use model::{Action, Protocol, State};
-pub use properties::{CANONICAL, FENCED, LISTS, NO_FALSE_ALARM, ONE_FORK, RAW_WHOLE, STATE, is_done};
+pub use properties::{
+    APPLIED_GROWS, CANONICAL, FENCED, LISTS, NO_FALSE_ALARM, ONE_FORK, RAW_WHOLE, STATE, is_done,
+};
 pub use raw::{Entry, Raw};
 pub use reach::{Reach, explore, explore_for};
 pub use rules::{Off, Rule};

@@ -61,6 +61,8 @@ pub struct State {
     pub late: Option<Commit>,
     /// A commit with an old fence went through.
     pub zombie_wrote: bool,
+    /// `applied` went down.
+    pub applied_fell: bool,
 }
 
 /// One step of one actor. Numbers are the actor's place; a lease is named by service and place.
@@ -136,7 +138,11 @@ impl Protocol {
         let service = self.service(worker);
         let lease = state.app.next_lease(service);
         let from = App::from(lease, self.range);
-        let work_to = if service == MAPPER || !self.off.on(Rule::UpstreamBound) { state.raw.tip } else { state.app.checkpoints[MAPPER as usize].height };
+        let work_to = if service == MAPPER || !self.off.on(Rule::UpstreamBound) {
+            state.raw.tip
+        } else {
+            state.app.checkpoints[MAPPER as usize].height
+        };
         (lease < MAX_LEASES && from <= self.top && from <= work_to).then_some(lease as u8)
     }
 
@@ -161,15 +167,28 @@ impl Protocol {
         let (to, ids, parent) = raw.read(self.script, done_to, self.lease_to(lease))?;
         let rows = if service == MAPPER { ids } else { [NONE; 2] };
         let base = Default::default();
-        Some(Commit { service, lease, fence, reorg: raw.reorg, applied: 0, from: done_to, to, parent, ids, rows, base })
+        Some(Commit {
+            service,
+            lease,
+            fence,
+            reorg: raw.reorg,
+            applied: 0,
+            from: done_to,
+            to,
+            parent,
+            ids,
+            rows,
+            base,
+        })
     }
 
-    /// A folder's app snapshot: cuts the chunk at the upstream's checkpoint and reads rows and state.
+    /// A folder's app snapshot: cuts the chunk at the upstream's checkpoint and reads rows and state. `None` where nothing is to be done yet, or its own checkpoint hasn't come to the chunk.
     fn read_app(&self, app: &App, mut commit: Commit) -> Option<Commit> {
         if self.off.on(Rule::UpstreamBound) {
             commit.to = commit.to.min(app.checkpoints[MAPPER as usize].height + 1);
         }
-        if commit.to <= commit.from {
+        let follows = app.checkpoints[FOLDER as usize].height + 1 == commit.from;
+        if commit.to <= commit.from || (!follows && self.off.on(Rule::FolderSnapshotContiguous)) {
             return None;
         }
         for place in 0..2 {
@@ -232,6 +251,7 @@ impl Protocol {
                 Some(Step::Restore)
             }
             Step::Finish => {
+                state.applied_fell |= id < state.app.applied;
                 state.app.applied = id;
                 None
             }
@@ -274,7 +294,8 @@ impl Protocol {
                 actions.extend(failed.clone().map(|lease| Action::Reclaim(worker, lease as u8)));
                 if !self.off.on(Rule::LeaseBeforeSnapshot) && service == MAPPER {
                     actions.extend(failed.map(|lease| Action::ReadAhead(worker, lease as u8)));
-                    actions.extend(self.claimable(state, worker).map(|lease| Action::ReadAhead(worker, lease)));
+                    actions
+                        .extend(self.claimable(state, worker).map(|lease| Action::ReadAhead(worker, lease)));
                 }
                 return;
             }
@@ -288,7 +309,11 @@ impl Protocol {
             Worker::Holds { .. } => actions.push(Action::ReadRaw(worker)),
             Worker::RawRead(_) => actions.push(Action::ReadApp(worker)),
             Worker::Ready(_) => {
-                actions.extend([Action::Commit(worker), Action::CommitUnanswered(worker), Action::CommitLost(worker)]);
+                actions.extend([
+                    Action::Commit(worker),
+                    Action::CommitUnanswered(worker),
+                    Action::CommitLost(worker),
+                ]);
                 if self.late_commits && state.late.is_none() {
                     actions.push(Action::GiveUp(worker));
                 }
@@ -329,7 +354,11 @@ impl Protocol {
             }
             (Action::ReadAhead(_, lease), Worker::Idle) => {
                 let row = state.app.lease(service, lease);
-                let from = if row.status == Status::Absent { App::from(lease as usize, self.range) } else { row.done_to };
+                let from = if row.status == Status::Absent {
+                    App::from(lease as usize, self.range)
+                } else {
+                    row.done_to
+                };
                 match self.read_raw(&state.raw, service, lease, 0, from) {
                     None => return false,
                     Some(commit) => Worker::Ahead(commit),
@@ -464,6 +493,7 @@ impl Model for Protocol {
             committer: None,
             late: None,
             zombie_wrote: false,
+            applied_fell: false,
         }]
     }
 

@@ -20,14 +20,22 @@ pub const STATE: &str = "state read at the folder's checkpoint is the fold of th
 pub const LISTS: &str = "state rows stand at the folder's checkpoint whenever lists are answered";
 /// A commit with an old fence changes nothing.
 pub const FENCED: &str = "a commit with an old fence changes nothing";
+/// What was applied stays applied.
+pub const APPLIED_GROWS: &str = "the newest applied entry never falls";
 /// Two leases that touch fit by their ids, so the committer's alarm means a fault.
 pub const NO_FALSE_ALARM: &str = "the committer never meets leases that don't fit";
 
 /// The properties of a configuration, all of them "always". After a silent swap nobody can know what is canonical; what is left is never to mix forks.
 pub fn all(model: &Protocol) -> Vec<Property<Protocol>> {
-    let mut all = vec![Property::always(ONE_FORK, one_fork), Property::always(FENCED, |_, state: &State| !state.zombie_wrote)];
+    let mut all = vec![
+        Property::always(ONE_FORK, one_fork),
+        Property::always(FENCED, |_, state: &State| !state.zombie_wrote),
+        Property::always(APPLIED_GROWS, |_, state: &State| !state.applied_fell),
+    ];
     if !model.silent_swap {
-        all.push(Property::always(RAW_WHOLE, |model: &Protocol, state: &State| state.raw.is_whole(model.script)));
+        all.push(Property::always(RAW_WHOLE, |model: &Protocol, state: &State| {
+            state.raw.is_whole(model.script)
+        }));
         all.push(Property::always(CANONICAL, canonical));
         all.push(Property::always(NO_FALSE_ALARM, leases_fit));
     }
@@ -84,13 +92,16 @@ fn leases_fit(model: &Protocol, state: &State) -> bool {
 fn state_is_fold(model: &Protocol, state: &State) -> bool {
     let app = &state.app;
     let checkpoint = app.checkpoints[FOLDER as usize];
-    if checkpoint.height > app.checkpoints[MAPPER as usize].height || last_row(app, checkpoint.height) != checkpoint.id {
+    if checkpoint.height > app.checkpoints[MAPPER as usize].height
+        || last_row(app, checkpoint.height) != checkpoint.id
+    {
         return false;
     }
     (0..2).all(|key| {
         let heights = (1..=checkpoint.height).filter(|h| *h as usize % 2 == key);
         let rows = heights.map(|h| (h, app.row(h))).filter(|(_, id)| *id != NONE);
-        let fold = rows.fold(Default::default(), |row: crate::app::StateRow, (height, id)| row.then(height, id));
+        let fold =
+            rows.fold(Default::default(), |row: crate::app::StateRow, (height, id)| row.then(height, id));
         app.read_state(key, checkpoint.height, model.off) == fold
     })
 }
@@ -128,7 +139,9 @@ pub fn is_done(model: &Protocol, state: &State) -> bool {
                     && lease.first_parent == block_at_or_below(chain, from - 1).1)
         })
     });
-    let checkpoints = app.checkpoints[..services].iter().all(|c| c.height == model.top && c.id == chain[model.top as usize]);
+    let checkpoints = app.checkpoints[..services]
+        .iter()
+        .all(|c| c.height == model.top && c.id == chain[model.top as usize]);
     let rows = (1..=model.top).all(|h| match chain[h as usize] {
         NONE => app.rows[h as usize] == 0,
         id => app.rows[h as usize] == 1 << ((id - 1) * 2),

@@ -53,7 +53,15 @@ pub struct Raw {
 impl Raw {
     /// A raw store with only the genesis block.
     pub fn new() -> Raw {
-        Raw { phase: 0, tip: 0, log: Default::default(), reorg: 0, purge: false, rows: [0; MAX_TOP + 1], swapped: false }
+        Raw {
+            phase: 0,
+            tip: 0,
+            log: Default::default(),
+            reorg: 0,
+            purge: false,
+            rows: [0; MAX_TOP + 1],
+            swapped: false,
+        }
     }
 
     /// The entry with this id, from 1.
@@ -71,7 +79,8 @@ impl Raw {
         if self.purge && off.on(Rule::NoAppendDuringPurge) {
             return false;
         }
-        let Some(next) = (self.tip + 1..=top).find(|h| script[self.phase as usize][*h as usize] != NONE) else {
+        let Some(next) = (self.tip + 1..=top).find(|h| script[self.phase as usize][*h as usize] != NONE)
+        else {
             return false;
         };
         self.tip = next;
@@ -87,7 +96,8 @@ impl Raw {
         }
         let (common, common_id) = common_block(&script[next - 1], &script[next], self.tip);
         if common < self.tip {
-            let first_orphan = (common + 1..=self.tip).find(|h| script[next - 1][*h as usize] != NONE).unwrap_or(self.tip);
+            let first_orphan =
+                (common + 1..=self.tip).find(|h| script[next - 1][*h as usize] != NONE).unwrap_or(self.tip);
             self.log[self.reorg as usize] = Entry { common, common_id, first_orphan };
             self.reorg += 1;
             self.tip = common;
@@ -131,7 +141,9 @@ impl Raw {
 
     /// Whether each height up to the tip has exactly the rows of the node's chain.
     pub fn is_whole(&self, script: &[Chain]) -> bool {
-        (1..=self.tip as usize).all(|h| self.rows[h] == if self.chain(script)[h] == NONE { 0 } else { 1 << self.chain(script)[h] })
+        (1..=self.tip as usize).all(|h| {
+            self.rows[h] == if self.chain(script)[h] == NONE { 0 } else { 1 << self.chain(script)[h] }
+        })
     }
 
     /// What a repeatable-read snapshot gives for `[from, to)` cut at the tip: the end, the ids, and the block under `from`.

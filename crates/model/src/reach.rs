@@ -38,7 +38,10 @@ fn fingerprint(hasher: &RandomState, state: &State) -> u64 {
 /// The raw store has come to its end and every entry is applied: whatever is not right now never will be by itself.
 fn is_settled(model: &Protocol, state: &State) -> bool {
     let (raw, app) = (&state.raw, &state.app);
-    raw.phase as usize + 1 == model.script.len() && raw.tip == model.top && app.applied == raw.reorg && app.begun == raw.reorg
+    raw.phase as usize + 1 == model.script.len()
+        && raw.tip == model.top
+        && app.applied == raw.reorg
+        && app.begun == raw.reorg
 }
 
 /// Explores every state, breadth first, then walks back from the good ends. Ends early where one of the model's properties breaks.
@@ -148,7 +151,8 @@ impl Graph {
         for number in numbers.into_iter().rev().skip(1) {
             let Some(at) = state else { break };
             let mut steps = model.next_steps(&at).into_iter();
-            let step = steps.find(|(_, next)| self.seen.get(&fingerprint(&self.hasher, next)) == Some(&number));
+            let step =
+                steps.find(|(_, next)| self.seen.get(&fingerprint(&self.hasher, next)) == Some(&number));
             state = step.map(|(action, next)| {
                 way.push(action);
                 next

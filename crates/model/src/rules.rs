@@ -32,6 +32,8 @@ pub enum Rule {
     FolderLowerBound,
     /// A worker goes up to its upstream's checkpoint and no further.
     UpstreamBound,
+    /// A folder computes only where its checkpoint, in the snapshot that it read its state from, ends where the chunk begins.
+    FolderSnapshotContiguous,
     /// A folder's commit demands that its checkpoint ends where the chunk begins.
     FolderContiguous,
     /// Step 4: the checkpoint moves only when it ends where the chunk begins. Off: to the greatest height committed.
@@ -76,7 +78,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 34] = [
+    pub const ALL: [Rule; 35] = [
         Rule::NoAppendDuringPurge,
         Rule::CommitInGate,
         Rule::CommitterInGate,
@@ -91,6 +93,7 @@ impl Rule {
         Rule::BoundIsCommonBlock,
         Rule::FolderLowerBound,
         Rule::UpstreamBound,
+        Rule::FolderSnapshotContiguous,
         Rule::FolderContiguous,
         Rule::CheckpointContiguous,
         Rule::CheckpointIds,

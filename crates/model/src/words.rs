@@ -53,5 +53,8 @@ pub fn common_block(one: &Chain, other: &Chain, height: Height) -> (Height, Id) 
 
 /// The id of the block under the block `(height, id)`, taken from whichever chain of the script has that block.
 pub fn parent(script: &[Chain], height: Height, id: Id) -> Option<Id> {
-    script.iter().find(|chain| chain[height as usize] == id).map(|chain| block_at_or_below(chain, height - 1).1)
+    script
+        .iter()
+        .find(|chain| chain[height as usize] == id)
+        .map(|chain| block_at_or_below(chain, height - 1).1)
 }

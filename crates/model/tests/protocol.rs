@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use cairn_model::configurations as c;
 use cairn_model::{
-    Action, CANONICAL, FENCED, LISTS, ONE_FORK, Off, Protocol, RAW_WHOLE, Rule, STATE, explore, explore_for,
+    APPLIED_GROWS, Action, CANONICAL, FENCED, LISTS, ONE_FORK, Off, Protocol, RAW_WHOLE, Rule, STATE,
+    explore, explore_for,
 };
 use stateright::{Checker, HasDiscoveries, Model};
 
@@ -44,7 +45,9 @@ const VARIANTS: &[(&[Rule], Protocol, Expect)] = &[
     (&[Rule::UpperBoundBegun, Rule::LeaseBeforeSnapshot], c::MAPPERS, Breaks(ONE_FORK)),
     (&[Rule::BoundIsCommonBlock], c::SKIPPED, Breaks(ONE_FORK)),
     (&[Rule::FolderLowerBound], c::FOLDER, Breaks(STATE)),
-    (&[Rule::FolderContiguous], c::FOLDER, Breaks(STATE)),
+    (&[Rule::FolderSnapshotContiguous], c::FOLDERS, Breaks(STATE)),
+    (&[Rule::FolderSnapshotContiguous], c::FOLDER_LATE, Breaks(STATE)),
+    (&[Rule::FolderContiguous, Rule::FolderSnapshotContiguous], c::FOLDER, Breaks(STATE)),
     (&[Rule::UpstreamBound], c::FOLDER, Breaks(STATE)),
     (&[Rule::CheckpointContiguous], c::MAPPERS, Breaks(ONE_FORK)),
     (&[Rule::CheckpointContiguous], c::SKIPPED, Breaks(CANONICAL)),
@@ -54,7 +57,7 @@ const VARIANTS: &[(&[Rule], Protocol, Expect)] = &[
     (&[Rule::DemandAtBegin], c::FOLDER_APPLIERS, Breaks(ONE_FORK)),
     (&[Rule::DemandAtSteps], c::FOLDER_APPLIERS, Breaks(ONE_FORK)),
     (&[Rule::DemandAtSteps], c::FOLDER_APPLIERS, Breaks(STATE)),
-    (&[Rule::DemandAtFinish], c::APPLIERS, Breaks(ONE_FORK)),
+    (&[Rule::DemandAtFinish], c::APPLIERS, Breaks(APPLIED_GROWS)),
     (&[Rule::DeleteLeases], c::MAPPERS_DEEPER, Breaks(ONE_FORK)),
     (&[Rule::Reopen], c::MAPPERS, Stuck),
     (&[Rule::ReopenOnlyAbove], c::SKIPPED, Stuck),
@@ -65,6 +68,7 @@ const VARIANTS: &[(&[Rule], Protocol, Expect)] = &[
     (&[Rule::ReadThroughUndo], c::FOLDER, Breaks(STATE)),
     (&[Rule::ReadBelowCheckpoint], c::MAPPERS, Breaks(ONE_FORK)),
     (&[Rule::ListsWait], c::FOLDER, Breaks(LISTS)),
+    (&[Rule::FolderContiguous], c::FOLDER, Nothing),
     (&[Rule::UpperBoundBegun], c::MAPPERS, Nothing),
     (&[Rule::Refence], c::MAPPERS, Nothing),
     (&[Rule::LeaseBeforeSnapshot], c::MAPPERS, Nothing),
@@ -131,7 +135,9 @@ impl Case {
             Case::Wrong(rules, model, expect) => wrong(Protocol { off: Off::these(rules), ..model }, expect),
             Case::EachRule => {
                 let caught = |rule: &Rule| {
-                    VARIANTS.iter().any(|(rules, _, expect)| rules.contains(rule) && !matches!(expect, Nothing))
+                    VARIANTS
+                        .iter()
+                        .any(|(rules, _, expect)| rules.contains(rule) && !matches!(expect, Nothing))
                 };
                 match Rule::ALL.iter().find(|rule| !caught(rule)) {
                     None => Ok(format!("{} rules", Rule::ALL.len())),
@@ -161,22 +167,28 @@ fn wrong(model: Protocol, expect: Expect) -> Result<String, String> {
             let checker = model.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
             let found = explore_for(&model, property).broken;
             match found {
-                Some((_, way)) if !checker.discoveries().is_empty() => {
-                    Ok(format!("{} steps to a state where it doesn't hold that {property}\n    {}", way.len(), short(&way)))
-                }
+                Some((_, way)) if !checker.discoveries().is_empty() => Ok(format!(
+                    "{} steps to a state where it doesn't hold that {property}\n    {}",
+                    way.len(),
+                    short(&way)
+                )),
                 Some((_, way)) => Err(format!("stateright didn't find\n    {}", short(&way))),
                 None => Err(format!("nothing breaks: {property}")),
             }
         }
         Stuck => match explore(&model).trap {
-            Some(way) => Ok(format!("{} steps to a state that can't reach the end\n    {}", way.len(), short(&way))),
+            Some(way) => {
+                Ok(format!("{} steps to a state that can't reach the end\n    {}", way.len(), short(&way)))
+            }
             None => Err("the end stays within reach".to_owned()),
         },
         Nothing => {
             let reach = explore(&model);
             match (reach.broken, reach.trap) {
                 (None, None) => Ok(format!("nothing breaks in {} states", reach.states)),
-                (Some((property, way)), _) => Err(format!("it is a first line: {property}\n    {}", short(&way))),
+                (Some((property, way)), _) => {
+                    Err(format!("it is a first line: {property}\n    {}", short(&way)))
+                }
                 (_, Some(way)) => Err(format!("it is a first line: stuck after\n    {}", short(&way))),
             }
         }
@@ -201,8 +213,10 @@ fn cases() -> Vec<Case> {
 }
 
 fn main() -> ExitCode {
-    let (options, filters): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    let wanted = |case: &Case| filters.is_empty() || filters.iter().any(|filter| case.name().contains(filter));
+    let (options, filters): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
+    let wanted =
+        |case: &Case| filters.is_empty() || filters.iter().any(|filter| case.name().contains(filter));
     let cases: Vec<Case> = cases().into_iter().filter(wanted).collect();
     if options.iter().any(|option| option == "--list") {
         cases.iter().for_each(|case| println!("{}: test", case.name()));
