@@ -180,6 +180,7 @@ async fn walks_visit_every_row_once(factory: Factory) -> CaseResult {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
         let rows = registry.deleting(after, 3).await?;
+        holds(rows.len() <= 3, "a page is longer than its limit")?;
         let Some(last) = rows.last() else { break };
         after = Some(last.object);
         found.extend(rows.iter().map(|row| row.object));
