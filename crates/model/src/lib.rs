@@ -72,15 +72,17 @@ mod properties;
 mod raw;
 mod reach;
 mod rules;
+mod state;
 mod words;
 
 pub use actors::{Applier, Step, Worker};
 pub use app::{App, Checkpoint, Commit, Lease, StateRow, Status};
-pub use model::{Action, Protocol, State};
+pub use model::Protocol;
 pub use properties::{
     APPLIED_GROWS, CANONICAL, FENCED, LISTS, NO_FALSE_ALARM, ONE_FORK, RAW_WHOLE, STATE, is_done,
 };
 pub use raw::{Entry, Raw};
 pub use reach::{Reach, explore, explore_for};
 pub use rules::{Off, Rule};
+pub use state::{Action, State};
 pub use words::{Chain, Height, Id};

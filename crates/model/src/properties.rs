@@ -3,9 +3,10 @@
 use stateright::Property;
 
 use crate::app::{App, FOLDER, MAPPER, MAX_LEASES, Status};
-use crate::model::{Protocol, State};
+use crate::model::Protocol;
 use crate::raw::Entry;
 use crate::rules::Rule;
+use crate::state::State;
 use crate::words::{GENESIS, Height, NONE, block_at_or_below, parent};
 
 /// The raw store has one row a height up to its tip, of the node's chain.
@@ -33,9 +34,7 @@ pub fn all(model: &Protocol) -> Vec<Property<Protocol>> {
         Property::always(APPLIED_GROWS, |_, state: &State| !state.applied_fell),
     ];
     if !model.silent_swap {
-        all.push(Property::always(RAW_WHOLE, |model: &Protocol, state: &State| {
-            state.raw.is_whole(model.script)
-        }));
+        all.push(Property::always(RAW_WHOLE, raw_is_whole));
         all.push(Property::always(CANONICAL, canonical));
         all.push(Property::always(NO_FALSE_ALARM, leases_fit));
     }
@@ -44,6 +43,10 @@ pub fn all(model: &Protocol) -> Vec<Property<Protocol>> {
         all.push(Property::always(LISTS, lists_are_state));
     }
     all
+}
+
+fn raw_is_whole(model: &Protocol, state: &State) -> bool {
+    state.raw.is_whole(model.script)
 }
 
 /// A height without a row is a skipped one; then the next block's parent lies below it, or the checkpoint's id does.

@@ -17,6 +17,11 @@
 use crate::rules::{Off, Rule};
 use crate::words::{Chain, Height, Id, MAX_TOP, NONE, block_at_or_below, common_block};
 
+/// The rows of a height that has this block and no other.
+fn alone(id: Id) -> u8 {
+    if id == NONE { 0 } else { 1 << id }
+}
+
 /// The most entries that a reorg log of the model has.
 pub const MAX_ENTRIES: usize = 2;
 
@@ -130,20 +135,16 @@ impl Raw {
         }
         self.phase += 1;
         self.swapped = true;
-        for height in 1..=self.tip as usize {
-            self.rows[height] = match script[self.phase as usize][height] {
-                NONE => 0,
-                id => 1 << id,
-            };
+        let chain = &script[self.phase as usize];
+        for (rows, id) in self.rows.iter_mut().zip(chain).take(self.tip as usize + 1).skip(1) {
+            *rows = alone(*id);
         }
         true
     }
 
     /// Whether each height up to the tip has exactly the rows of the node's chain.
     pub fn is_whole(&self, script: &[Chain]) -> bool {
-        (1..=self.tip as usize).all(|h| {
-            self.rows[h] == if self.chain(script)[h] == NONE { 0 } else { 1 << self.chain(script)[h] }
-        })
+        (1..=self.tip as usize).all(|height| self.rows[height] == alone(self.chain(script)[height]))
     }
 
     /// What a repeatable-read snapshot gives for `[from, to)` cut at the tip: the end, the ids, and the block under `from`.

@@ -12,8 +12,9 @@ use ahash::RandomState;
 use nohash_hasher::NoHashHasher;
 use stateright::{Model, Property};
 
-use crate::model::{Action, Protocol, State};
+use crate::model::Protocol;
 use crate::properties::is_done;
+use crate::state::{Action, State};
 
 /// What the search found.
 #[derive(Clone, Debug)]
