@@ -29,14 +29,22 @@ pub const WHOLE: Protocol = Protocol {
     appliers: 2,
     purge_in_steps: false,
     late_commits: false,
+    claims_ahead: false,
     silent_swap: false,
     zombies_are_idle: true,
     off: Off::NOTHING,
 };
 
-/// Two mappers and an applier, zombies followed to their end.
-pub const MAPPERS: Protocol =
-    Protocol { name: "mappers", top: 3, folders: 0, appliers: 1, zombies_are_idle: false, ..WHOLE };
+/// Two mappers and an applier, zombies followed to their end, ranges claimed before there is anything in them.
+pub const MAPPERS: Protocol = Protocol {
+    name: "mappers",
+    top: 3,
+    folders: 0,
+    appliers: 1,
+    claims_ahead: true,
+    zombies_are_idle: false,
+    ..WHOLE
+};
 
 /// The same where the second fork is deeper than the first.
 pub const MAPPERS_DEEPER: Protocol = Protocol { name: "mappers, deeper", script: DEEPER, ..MAPPERS };
@@ -56,7 +64,8 @@ pub const SWAPPED: Protocol =
     Protocol { name: "exchanged raw store", script: ONE_FORK, top: 4, silent_swap: true, ..MAPPERS };
 
 /// A mapper, a folder and an applier, zombies followed to their end.
-pub const FOLDER: Protocol = Protocol { name: "folder", mappers: 1, folders: 1, ..MAPPERS };
+pub const FOLDER: Protocol =
+    Protocol { name: "folder", mappers: 1, folders: 1, claims_ahead: false, ..MAPPERS };
 
 /// A mapper, a folder and two appliers.
 pub const FOLDER_APPLIERS: Protocol =

@@ -1,5 +1,7 @@
 //! The model: who takes part, which actions a state allows, and what each does.
 
+use std::ops::Range;
+
 use stateright::{Model, Property};
 
 use crate::actors::{Applier, Step, Worker};
@@ -31,6 +33,8 @@ pub struct Protocol {
     pub purge_in_steps: bool,
     /// A commit that its sender gave up may still arrive, at any later time.
     pub late_commits: bool,
+    /// A range may be claimed before there is anything in it: the claimant saw a tip that is gone.
+    pub claims_ahead: bool,
     /// The raw store may be exchanged for another fork's without a log entry.
     pub silent_swap: bool,
     /// A worker whose fence is old is taken as idle at once: it could only be refused. Sound while [`Rule::CommitFence`] is in force, and spares the exploration of what zombies would have sent;
@@ -58,7 +62,9 @@ impl Protocol {
         let service = self.service(worker);
         let lease = state.app.next_lease(service);
         let from = App::from(lease, self.range);
-        let work_to = if service == MAPPER || !self.off.on(Rule::UpstreamBound) {
+        let work_to = if self.claims_ahead {
+            self.top
+        } else if service == MAPPER || !self.off.on(Rule::UpstreamBound) {
             state.raw.tip
         } else {
             state.app.checkpoints[MAPPER as usize].height
@@ -83,8 +89,17 @@ impl Protocol {
         }
     }
 
-    fn read_raw(&self, raw: &Raw, service: u8, lease: u8, fence: u8, done_to: Height) -> Option<Commit> {
-        let (to, ids, parent) = raw.read(self.script, done_to, self.lease_to(lease))?;
+    /// A raw snapshot of some heights, cut at the lease's end and at the tip; `None` where there is nothing yet.
+    fn read_raw(
+        &self,
+        raw: &Raw,
+        service: u8,
+        lease: u8,
+        fence: u8,
+        heights: Range<Height>,
+    ) -> Option<Commit> {
+        let from = heights.start;
+        let (to, ids, parent) = raw.read(self.script, from, heights.end.min(self.lease_to(lease)))?;
         let rows = if service == MAPPER { ids } else { [NONE; 2] };
         let base = Default::default();
         Some(Commit {
@@ -93,7 +108,7 @@ impl Protocol {
             fence,
             reorg: raw.reorg,
             applied: 0,
-            from: done_to,
+            from,
             to,
             parent,
             ids,
@@ -226,7 +241,12 @@ impl Protocol {
                 actions.push(Action::Reclaim(worker, commit.lease));
             }
             Worker::Claiming { .. } => actions.push(Action::InsertClaim(worker)),
-            Worker::Holds { .. } => actions.push(Action::ReadRaw(worker)),
+            Worker::Holds { .. } => {
+                actions.push(Action::ReadRaw(worker));
+                if self.range > 1 {
+                    actions.push(Action::ReadOne(worker));
+                }
+            }
             Worker::RawRead(_) => actions.push(Action::ReadApp(worker)),
             Worker::Ready(_) => {
                 actions.extend([
@@ -279,13 +299,14 @@ impl Protocol {
                 } else {
                     row.done_to
                 };
-                match self.read_raw(&state.raw, service, lease, 0, from) {
+                match self.read_raw(&state.raw, service, lease, 0, from..from + self.range) {
                     None => return false,
                     Some(commit) => Worker::Ahead(commit),
                 }
             }
-            (Action::ReadRaw(_), Worker::Holds { lease, fence, done_to }) => {
-                match self.read_raw(&state.raw, service, lease, fence, done_to) {
+            (Action::ReadRaw(_) | Action::ReadOne(_), Worker::Holds { lease, fence, done_to }) => {
+                let heights = if matches!(action, Action::ReadOne(_)) { 1 } else { self.range };
+                match self.read_raw(&state.raw, service, lease, fence, done_to..done_to + heights) {
                     None => return false,
                     Some(commit) if service == MAPPER => Worker::Ready(commit),
                     Some(commit) => Worker::RawRead(commit),
@@ -388,6 +409,7 @@ impl Protocol {
             | Action::Reclaim(w, _)
             | Action::ReadAhead(w, _)
             | Action::ReadRaw(w)
+            | Action::ReadOne(w)
             | Action::ReadApp(w)
             | Action::Commit(w)
             | Action::CommitUnanswered(w)

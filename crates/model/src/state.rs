@@ -30,7 +30,8 @@ pub struct State {
     pub applied_fell: bool,
 }
 
-/// One step of one actor. Numbers are the actor's place; a lease is named by service and place.
+/// One step of one actor. Numbers are the actor's place; a lease is named by service and place. Actors of one kind are kept
+/// sorted (an idle mapper comes before a busy one), so the same actor may have another number in the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The ingester appends a block.
@@ -51,6 +52,8 @@ pub enum Action {
     ReadAhead(usize, u8),
     /// A worker opens, reads and closes its raw snapshot.
     ReadRaw(usize),
+    /// The same, but it takes one height though there may be more: chunks have any size.
+    ReadOne(usize),
     /// A folder opens, reads and closes its app snapshot.
     ReadApp(usize),
     /// A worker commits and hears the answer.
