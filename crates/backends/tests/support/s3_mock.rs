@@ -185,8 +185,8 @@ fn perform(
     let Some(path) = uri.path().strip_prefix("/bucket") else {
         return error(StatusCode::NOT_FOUND, "NoSuchBucket");
     };
-    // Google's clients write slashes of keys as %2F.
-    let key = path.trim_start_matches('/').replace("%2F", "/");
+    // Google's clients escape all but letters and digits, slashes too.
+    let key = object_store::path::Path::from_url_path(path).map(String::from).unwrap_or_default();
     if key.is_empty() {
         return list(inner, query);
     }
