@@ -31,7 +31,8 @@
 //! 4. write the rows, and move the checkpoint if it ends where the chunk begins with the chunk's parent.
 //!
 //! **A folder** reads a second snapshot, of the app store: rows up to its upstream's checkpoint, its state, and `applied`.
-//! Its own checkpoint must end where its chunk begins, in that snapshot and again at the commit. The lower bound of its
+//! Its next range is claimed only when the one before is COMPLETED, and its own checkpoint must end where its chunk
+//! begins, in that snapshot and again at the commit. The lower bound of its
 //! step 3 is the older of R and that `applied`.
 //!
 //! **An applier's** transactions each demand `applied` = id − 1. The first stores `begun` = id, deletes the leases that

@@ -62,6 +62,13 @@ impl Protocol {
         let service = self.service(worker);
         let lease = state.app.next_lease(service);
         let from = App::from(lease, self.range);
+        if service == FOLDER
+            && self.off.on(Rule::FolderClaimsInOrder)
+            && lease > 0
+            && state.app.lease(service, lease as u8 - 1).status != Status::Completed
+        {
+            return None;
+        }
         let work_to = if self.claims_ahead {
             self.top
         } else if service == MAPPER || !self.off.on(Rule::UpstreamBound) {

@@ -32,6 +32,8 @@ pub enum Rule {
     FolderLowerBound,
     /// A worker goes up to its upstream's checkpoint and no further.
     UpstreamBound,
+    /// A folder's next range is claimed only when the one before is COMPLETED.
+    FolderClaimsInOrder,
     /// A folder computes only where its checkpoint, in the snapshot that it read its state from, ends where the chunk begins.
     FolderSnapshotContiguous,
     /// A folder's commit demands that its checkpoint ends where the chunk begins.
@@ -78,7 +80,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 35] = [
+    pub const ALL: [Rule; 36] = [
         Rule::NoAppendDuringPurge,
         Rule::CommitInGate,
         Rule::CommitterInGate,
@@ -93,6 +95,7 @@ impl Rule {
         Rule::BoundIsCommonBlock,
         Rule::FolderLowerBound,
         Rule::UpstreamBound,
+        Rule::FolderClaimsInOrder,
         Rule::FolderSnapshotContiguous,
         Rule::FolderContiguous,
         Rule::CheckpointContiguous,
