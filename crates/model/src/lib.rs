@@ -32,8 +32,7 @@
 //!
 //! **A folder** reads a second snapshot, of the app store: rows up to its upstream's checkpoint, its state, and `applied`.
 //! Its next range is claimed only when the one before is COMPLETED, and its own checkpoint must end where its chunk
-//! begins, in that snapshot and again at the commit. The lower bound of its
-//! step 3 is the older of R and that `applied`.
+//! begins, in that snapshot and again at the commit. The lower bound of its step 3 is the older of R and that `applied`.
 //!
 //! **An applier's** transactions each demand `applied` = id − 1. The first stores `begun` = id, deletes the leases that
 //! begin above the common block, gives every other lease that reaches above it a new fence and makes it reclaimable,
