@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::answer::{Answer, Page, PageInfo};
+use super::answer::{Answer, Page};
 use super::contracts::Contract;
 use super::cursor::Binding;
 use super::fields::Fields;
@@ -193,7 +193,7 @@ pub(crate) async fn list_account_transactions(
             transaction: transaction.map(|row| TransactionRow::of(&view, row)).transpose()?,
         });
     }
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// Of an address's transfers.
@@ -326,7 +326,7 @@ pub(crate) async fn list_account_holdings(
             token,
         });
     }
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// The NFTs that an address holds, by collection and item.
@@ -350,7 +350,7 @@ pub(crate) async fn list_account_nfts(
     let walk = Walk::new("nft_holdings", Some("by_owner"), prefix);
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let data = found.rows.iter().map(|(_, row)| NftHolding::of(&view, row)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// The contracts that an address created, newest first.

@@ -28,6 +28,9 @@ pub(crate) struct Page<T> {
 pub(crate) struct PageInfo {
     /// The cursor of the next page; null at the end.
     pub next: Option<String>,
+    /// Of lists that grow at their end (in the chain's order, ascending): the cursor after the last row of this page, also where `next` is
+    /// null. Rows that come later are found with it. Else null.
+    pub resume: Option<String>,
     /// The most rows of a page.
     pub limit: u32,
 }

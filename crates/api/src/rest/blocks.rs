@@ -161,19 +161,27 @@ pub(crate) async fn list_blocks(
         blocks.reverse();
     }
     let has_more = if paging.descending { page.start() > range.start() } else { page.end() < range.end() };
-    let next = if has_more {
+    let seal = |place: Height| {
         let newest = blocks.iter().map(|block| block.facts.block_ref()).max_by_key(|block| block.height);
         let anchor = match (anchor, newest) {
             (Some(before), Some(newest)) if newest.height <= before.height => Some(before),
             (before, newest) => newest.or(before),
         };
-        let place = if paging.descending { page.start() } else { page.end().saturating_sub(1) };
-        Some(list::seal(&view, binding, anchor, vec![Value::height(place)]))
-    } else {
-        None
+        list::seal(&view, binding, anchor, vec![Value::height(place)])
+    };
+    let next = match (has_more, paging.descending) {
+        (true, true) => Some(seal(page.start())),
+        (true, false) => Some(seal(page.end().saturating_sub(1))),
+        (false, _) => None,
+    };
+    let resume = match (&next, page.last()) {
+        _ if paging.descending => None,
+        (Some(next), _) => Some(next.clone()),
+        (None, Some(last)) => Some(seal(last)),
+        (None, None) => paging.cursor.clone(),
     };
     let data = blocks.into_iter().map(Block::of).collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { data, page: PageInfo { next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: PageInfo { next, resume, limit: paging.limit }, meta: view.meta() }))
 }
 
 /// One block, by height or id.

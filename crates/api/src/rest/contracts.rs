@@ -10,7 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::answer::{Answer, Page, PageInfo};
+use super::answer::{Answer, Page};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Rows, Walk};
@@ -76,7 +76,7 @@ impl Contract {
 
     pub(crate) fn page(view: &View, found: Rows, paging: &Paging) -> Result<Json<Page<Self>>, Problem> {
         let data = found.rows.iter().map(|(_, row)| Self::of(view, row)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+        Ok(Json(Page { data, page: found.page(paging), meta: view.meta() }))
     }
 }
 

@@ -11,6 +11,7 @@ use cairn_core::{BlockRef, Height};
 use cairn_store::derived::{MAX_SCAN_ROWS, Row, Scan, Value};
 
 use super::Api;
+use super::answer::PageInfo;
 use super::cursor::{Binding, Cursor};
 use super::fields::Fields;
 use super::params::Paging;
@@ -48,6 +49,14 @@ pub(crate) struct List<'a> {
 pub(crate) struct Rows {
     pub rows: Vec<(usize, Row)>,
     pub next: Option<String>,
+    pub resume: Option<String>,
+}
+
+impl Rows {
+    /// Where the list goes on.
+    pub(crate) fn page(&self, paging: &Paging) -> PageInfo {
+        PageInfo { next: self.next.clone(), resume: self.resume.clone(), limit: paging.limit }
+    }
 }
 
 struct Found {
@@ -136,7 +145,17 @@ impl List<'_> {
             Some(place) => Some(self.next(view, cursor.as_ref(), &found, walks, place).await?),
             None => None,
         };
-        Ok(Rows { rows: found.into_iter().map(|found| (found.walk, found.row)).collect(), next })
+        let resume = match (&next, found.last()) {
+            _ if !self.by_height || self.paging.descending => None,
+            (Some(next), _) => Some(next.clone()),
+            (None, Some(last)) => {
+                let place = last.place.clone();
+                Some(self.next(view, cursor.as_ref(), &found, walks, place).await?)
+            }
+            (None, None) => self.paging.cursor.clone(),
+        };
+        let rows = found.into_iter().map(|found| (found.walk, found.row)).collect();
+        Ok(Rows { rows, next, resume })
     }
 
     fn order(&self, a: &[Value], b: &[Value]) -> Ordering {

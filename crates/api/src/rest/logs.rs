@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::answer::{Page, PageInfo};
+use super::answer::Page;
 use super::blocks;
 use super::cursor::Binding;
 use super::fields::Fields;
@@ -187,5 +187,5 @@ pub(crate) async fn list_logs(
     let binding = Binding::new("logs", &filters);
     let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &[walk]).await?;
     let data = found.rows.iter().map(|(_, row)| Log::of(&view, row)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }

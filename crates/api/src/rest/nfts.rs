@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::answer::{Answer, Page, PageInfo};
+use super::answer::{Answer, Page};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Walk};
@@ -154,7 +154,7 @@ pub(crate) async fn list_collections(
         .zip(names)
         .map(|((_, row), name)| Collection::of(&view, row, name))
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// One collection of NFTs.
@@ -238,7 +238,7 @@ pub(crate) async fn list_items(
     let walk = Walk::new("nft_ownership", None, vec![Value::Bytes(address), Value::text("")]);
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let data = found.rows.iter().map(|(_, row)| Item::of(&view, row)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// What a contract says of one item.
@@ -340,7 +340,7 @@ pub(crate) async fn list_owners(
             })
         })
         .collect::<Result<Vec<_>, Problem>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// Of a collection's transfers.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::answer::{Page, PageInfo};
+use super::answer::Page;
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Walk};
@@ -125,5 +125,5 @@ pub(crate) async fn list_days(
             })
         })
         .collect::<Result<Vec<_>, Problem>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }

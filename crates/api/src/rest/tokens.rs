@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::answer::{Answer, Page, PageInfo};
+use super::answer::{Answer, Page};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Walk};
@@ -188,7 +188,7 @@ pub(crate) async fn list_tokens(
         .zip(names)
         .map(|((_, row), name)| Token::of(&view, row, name))
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// One fungible token.
@@ -260,7 +260,7 @@ pub(crate) async fn list_token_holders(
             })
         })
         .collect::<Result<Vec<_>, Problem>>()?;
-    Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// The transfers of a token, newest first.

@@ -122,7 +122,7 @@ impl TransactionRow {
     /// A page of rows of `evm_transactions`.
     pub(crate) fn page(view: &View, found: Rows, paging: &Paging) -> Result<Json<Page<Self>>, Problem> {
         let data = found.rows.iter().map(|(_, row)| Self::of(view, row)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+        Ok(Json(Page { data, page: found.page(paging), meta: view.meta() }))
     }
 }
 
@@ -352,7 +352,7 @@ pub(crate) async fn list_transaction_events(
     let view = View::raw(&api).await?;
     let (stored, tx) = decode(&view, find(&view, id).await?).await?;
     let (data, next) = events_page(&view, &stored, &tx, &paging).await?;
-    Ok(Json(Page { data, page: PageInfo { next, limit: paging.limit }, meta: view.meta() }))
+    Ok(Json(Page { data, page: PageInfo { next, resume: None, limit: paging.limit }, meta: view.meta() }))
 }
 
 /// The bytes of a transaction and its receipt: id → height → that block, nothing else is read.

@@ -6,7 +6,7 @@ use cairn_store::derived::Row;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::answer::{Page, PageInfo};
+use super::answer::Page;
 use super::fields::Fields;
 use super::list::{Rows, Walk};
 use super::params::Paging;
@@ -121,6 +121,6 @@ impl Transfer {
             .iter()
             .map(|(walk, row)| Transfer::of(view, walks[*walk].table, row, subject))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Json(Page { data, page: PageInfo { next: found.next, limit: paging.limit }, meta: view.meta() }))
+        Ok(Json(Page { data, page: found.page(paging), meta: view.meta() }))
     }
 }

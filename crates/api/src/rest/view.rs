@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{BlockFacts, BlockRef, Height, Parts};
-use cairn_store::derived::{Catalog, DerivedSnapshot, Table};
+use cairn_store::derived::{Catalog, DerivedSnapshot, Table, TableClass};
 use cairn_store::{HeadRow, RawSnapshot, StoreError};
 
 use super::Api;
@@ -29,6 +29,8 @@ pub(crate) struct View {
     app: Option<Arc<dyn DerivedSnapshot>>,
     catalog: Catalog,
     workers: Vec<Worker>,
+    /// Workers whose answers of nodes are shown beside, as of whenever they were asked.
+    beside: Vec<&'static str>,
     watermark: Option<BlockFacts>,
 }
 
@@ -61,16 +63,13 @@ impl View {
     /// Of the raw store alone.
     pub(crate) async fn raw(api: &Api) -> Result<View, Problem> {
         let raw = open_raw(api).await?;
-        let tip = raw.head().tip;
-        let watermark = match tip {
-            Some(tip) => raw.block(tip.height, Parts::empty()).await?.map(|block| block.facts),
-            None => None,
-        };
-        Ok(View { raw, app: None, catalog: api.catalog().clone(), workers: Vec::new(), watermark })
+        let watermark = tip(&*raw).await?;
+        let catalog = api.catalog().clone();
+        Ok(View { raw, app: None, catalog, workers: Vec::new(), beside: Vec::new(), watermark })
     }
 
     /// Of both. The workers of the tables `needed` have to be enabled and to have finished a block; those of the tables `welcome` are
-    /// counted in where they are.
+    /// counted in where they are. What nodes were asked is only shown beside, where it is welcome: it gates nothing.
     pub(crate) async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
         let tries = api.limits().fork_tries.max(1);
         let mut pause = Duration::from_millis(api.limits().fork_pause_ms);
@@ -119,10 +118,18 @@ impl View {
             return Err(Problem::internal("the app store follows another raw store").into());
         }
         let mut workers: Vec<Worker> = Vec::new();
+        let mut beside = Vec::new();
         for (name, is_needed) in
             needed.iter().map(|name| (name, true)).chain(welcome.iter().map(|name| (name, false)))
         {
-            let service = fields::table(&catalog, name)?.def().service;
+            let def = fields::table(&catalog, name)?.def();
+            let service = def.service;
+            if !is_needed && matches!(def.class, TableClass::Answers | TableClass::Content) {
+                if app.checkpoint(service).is_some() {
+                    beside.push(service);
+                }
+                continue;
+            }
             if workers.iter().any(|worker| worker.name == service) {
                 continue;
             }
@@ -136,14 +143,17 @@ impl View {
                 None => {}
             }
         }
-        let mut view = View { raw, app: Some(app), catalog, workers, watermark: None };
+        let mut view = View { raw, app: Some(app), catalog, workers, beside, watermark: None };
         view.agree().await?;
         Ok(view)
     }
 
     /// Demands that both snapshots stand on one fork up to the highest checkpoint, and finds the lowest.
     async fn agree(&mut self) -> Result<(), Unfit> {
-        let Some(highest) = self.workers.iter().map(|worker| worker.last.height).max() else { return Ok(()) };
+        let Some(highest) = self.workers.iter().map(|worker| worker.last.height).max() else {
+            self.watermark = tip(&*self.raw).await?;
+            return Ok(());
+        };
         let Some(app) = &self.app else { return Ok(()) };
         let begun = app.forks().begun.id;
         let newest = self.head().newest_reorg.id;
@@ -214,7 +224,7 @@ impl View {
     /// Whether the worker of a table is counted in.
     pub(crate) fn has(&self, name: &str) -> Result<bool, Problem> {
         let service = self.table(name)?.def().service;
-        Ok(self.workers.iter().any(|worker| worker.name == service))
+        Ok(self.beside.contains(&service) || self.workers.iter().any(|worker| worker.name == service))
     }
 
     /// The newest height that the answer counts in.
@@ -246,6 +256,14 @@ impl View {
             finalized_height: head.stored_finalized().map(|height| Num(height.get())),
             required_workers: self.workers.iter().map(|worker| worker.name).collect(),
         }
+    }
+}
+
+/// The newest stored block.
+async fn tip(raw: &dyn RawSnapshot) -> Result<Option<BlockFacts>, StoreError> {
+    match raw.head().tip {
+        Some(tip) => Ok(raw.block(tip.height, Parts::empty()).await?.map(|block| block.facts)),
+        None => Ok(None),
     }
 }
 

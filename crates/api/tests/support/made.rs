@@ -26,10 +26,21 @@ pub fn log(address: u8, topics: &[u8], data_bytes: usize) -> Log {
 
 /// A block at `height` on `parent`; each of `transactions` is its logs. `salt` tells forks apart.
 pub fn block(height: u64, parent: BlockId, salt: u8, transactions: &[Vec<Log>]) -> RawBlock {
+    block_at(height, height * 12, parent, salt, transactions)
+}
+
+/// The same at a time of its own, in seconds since 1970.
+pub fn block_at(
+    height: u64,
+    timestamp_s: u64,
+    parent: BlockId,
+    salt: u8,
+    transactions: &[Vec<Log>],
+) -> RawBlock {
     let header = Header {
         number: height,
         parent_hash: B256::new(parent.0),
-        timestamp: height * 12,
+        timestamp: timestamp_s,
         gas_limit: 30_000_000,
         gas_used: 21_000 * transactions.len() as u64,
         base_fee_per_gas: Some(7),

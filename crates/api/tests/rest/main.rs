@@ -1,0 +1,12 @@
+//! REST over stores in memory that the real processors filled, asked through the whole router.
+
+#[path = "../support/mod.rs"]
+mod support;
+mod world;
+
+mod cases;
+mod endpoints;
+mod forks;
+mod hostile;
+mod problems;
+mod stream;

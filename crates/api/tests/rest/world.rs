@@ -1,0 +1,210 @@
+//! A raw store and an app store in memory, the processors between them, and REST over both.
+
+use std::sync::Arc;
+
+use alloy_primitives::{Address, B256, Log, LogData, U256, keccak256};
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use bytes::Bytes;
+use cairn_api::rest::{RestLimits, RestState, router};
+use cairn_core::{BlockRef, Height, HeightRange, RawBlock, SystemClock};
+use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
+use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
+use cairn_pipeline::derive::processor::{AskError, Processor};
+use cairn_pipeline::derive::{Compute, DeriveOptions, Deriver};
+use cairn_source::evm::synthetic::{ForkId, SyntheticChain, SyntheticOptions};
+use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
+use cairn_store::memory::MemoryStore;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use crate::support::{append, empty_store};
+
+/// The token of the made-up transfers.
+pub const TOKEN: Address = Address::repeat_byte(0x70);
+
+pub struct World {
+    pub store: MemoryStore,
+    pub app: MemoryDerived,
+    pub router: Router,
+}
+
+/// What was answered.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+    pub json: Value,
+}
+
+impl Reply {
+    pub fn code(&self) -> &str {
+        self.json["code"].as_str().unwrap_or_default()
+    }
+
+    pub fn content_type(&self) -> &str {
+        self.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// Limits that don't make tests wait.
+pub fn limits() -> RestLimits {
+    RestLimits { fork_tries: 2, fork_pause_ms: 1, ..RestLimits::default() }
+}
+
+impl World {
+    pub async fn new(blocks: Vec<RawBlock>) -> World {
+        World::with(blocks, limits()).await
+    }
+
+    pub async fn with(blocks: Vec<RawBlock>, limits: RestLimits) -> World {
+        let store = empty_store(1_337, Bytes::new()).await;
+        if !blocks.is_empty() {
+            append(&store, blocks, None).await;
+        }
+        let app = MemoryDerived::new(evm_catalog().expect("tables"), Arc::new(SystemClock));
+        let router = router(RestState {
+            raw: Arc::new(store.clone()),
+            app: Some(Arc::new(app.clone())),
+            catalog: evm_catalog().expect("tables"),
+            limits,
+            new_head: None,
+            stop: CancellationToken::new(),
+        });
+        World { store, app, router: router.expect("a document") }
+    }
+
+    /// Runs every processor up to the tip, and the reorgs in between.
+    pub async fn derive(&self) {
+        let node: Arc<dyn ContractNode> = Arc::new(Node);
+        self.derive_by(evm_processors(&Settings { node: Some(node), ..Settings::default() })).await;
+    }
+
+    pub async fn derive_by(&self, processors: Vec<Processor>) {
+        let options = DeriveOptions {
+            exit_when_caught_up: true,
+            compute: Compute::Inline,
+            poll_ms: 10,
+            ..DeriveOptions::new("test")
+        };
+        let clock = Arc::new(SystemClock);
+        let deriver = Deriver::new(
+            Arc::new(self.store.clone()),
+            Arc::new(self.app.clone()),
+            Arc::new(MemoryErrorLog::new(clock)),
+            evm_catalog().expect("tables"),
+            processors,
+            options,
+        );
+        deriver.expect("processors").run(CancellationToken::new()).await.expect("derives");
+    }
+
+    pub async fn ask(&self, method: Method, path: &str) -> Reply {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).expect("a request");
+        self.send(request).await
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Reply {
+        let response = self.router.clone().oneshot(request).await.expect("an answer");
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.expect("a body").to_bytes();
+        let text = String::from_utf8(bytes.to_vec()).expect("text");
+        let json = serde_json::from_str(&text).unwrap_or(Value::Null);
+        Reply { status: parts.status, headers: parts.headers, text, json }
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.ask(Method::GET, path).await
+    }
+
+    /// The answer, which has to be one.
+    pub async fn ok(&self, path: &str) -> Value {
+        let reply = self.get(path).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text);
+        reply.json
+    }
+
+    /// The problem, which has to be one.
+    pub async fn problem(&self, path: &str, status: u16, code: &str) -> Value {
+        let reply = self.get(path).await;
+        assert_eq!((reply.status.as_u16(), reply.code()), (status, code), "{path}: {}", reply.text);
+        assert_eq!(reply.content_type(), "application/problem+json");
+        reply.json
+    }
+
+    /// All rows of a list, page by page, and how many each page had.
+    pub async fn pages(&self, path: &str) -> (Vec<Value>, Vec<usize>) {
+        let (mut rows, mut sizes) = (Vec::new(), Vec::new());
+        let mut cursor = String::new();
+        loop {
+            let page = self.ok(&format!("{path}{cursor}")).await;
+            let data = page["data"].as_array().expect("a list");
+            sizes.push(data.len());
+            rows.extend(data.iter().cloned());
+            match page["page"]["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return (rows, sizes),
+            }
+            assert!(sizes.len() < 10_000, "{path} has no end");
+        }
+    }
+}
+
+/// A token transfer as contracts log it.
+pub fn transfer(token: Address, from: Address, to: Address, amount: U256) -> Log {
+    let topics = vec![keccak256("Transfer(address,address,uint256)"), from.into_word(), to.into_word()];
+    Log { address: token, data: LogData::new_unchecked(topics, amount.to_be_bytes_vec().into()) }
+}
+
+/// `TOKEN` from `0xNN…` to `0xNN…`; 0 is the zero address.
+pub fn moved(from: u8, to: u8, amount: u64) -> Log {
+    transfer(TOKEN, Address::repeat_byte(from), Address::repeat_byte(to), U256::from(amount))
+}
+
+/// Blocks of a synthetic chain.
+pub fn synthetic(blocks: u64) -> Vec<RawBlock> {
+    let options = SyntheticOptions { txs_per_block: 2..=6, ..SyntheticOptions::tiny(3) };
+    let chain = SyntheticChain::with_traffic(options, SyntheticChain::tiny_traffic());
+    let heights = HeightRange::new(Height(0), Height(blocks));
+    heights.iter().map(|height| RawBlock::clone(&chain.block(ForkId::MAIN, height))).collect()
+}
+
+/// A node on which every contract is a token and a collection.
+struct Node;
+
+fn abi_text(text: &str) -> Bytes {
+    let mut out = U256::from(32).to_be_bytes_vec();
+    out.extend(U256::from(text.len()).to_be_bytes_vec());
+    out.extend(text.as_bytes());
+    out.resize(out.len().next_multiple_of(32), 0);
+    out.into()
+}
+
+#[async_trait]
+impl ContractNode for Node {
+    async fn call(&self, to: Address, input: Vec<u8>, _: BlockRef) -> Result<CallAnswer, AskError> {
+        let answer = match input.get(..4) {
+            Some([0x06, 0xfd, 0xde, 0x03]) => abi_text(&format!("Coin {:02x}", to[0])),
+            Some([0x95, 0xd8, 0x9b, 0x41]) => abi_text("COIN"),
+            Some([0x31, 0x3c, 0xe5, 0x67]) => U256::from(18).to_be_bytes_vec().into(),
+            Some([0x18, 0x16, 0x0d, 0xdd]) => U256::MAX.to_be_bytes_vec().into(),
+            Some([0xc8, 0x7b, 0x56, 0xdd]) => abi_text("ipfs://item"),
+            Some([0x01, 0xff, 0xc9, 0xa7]) => U256::from(1).to_be_bytes_vec().into(),
+            _ => return Ok(CallAnswer::Reverted),
+        };
+        Ok(CallAnswer::Returned(answer))
+    }
+
+    async fn code(&self, _: Address, _: BlockRef) -> Result<Bytes, AskError> {
+        Ok(Bytes::from_static(&[0x60, 0x00]))
+    }
+}
+
+pub fn b256(byte: u8) -> B256 {
+    B256::repeat_byte(byte)
+}
