@@ -86,7 +86,7 @@ impl Folder for StatsWorker {
 
 /// The UTC date of a time, `YYYY-MM-DD`. Times beyond the year 9999, which only a broken block has, are counted under its last day.
 fn utc_date(time_ms: u64) -> String {
-    const LAST_DAY: u64 = 2_932_895;
+    const LAST_DAY: u64 = 2_932_896;
     let days = (time_ms / 86_400_000).min(LAST_DAY);
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days: years begin in March, eras have 400 years.
     let z = days + 719_468;

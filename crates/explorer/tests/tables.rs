@@ -1,0 +1,110 @@
+//! The tables as they are stored: a change of one is seen here first.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+
+use cairn_explorer::processors::{EVM, evm_catalog};
+use cairn_store::derived::{ColumnType, Merge, TableClass};
+
+/// Every table as text: what backends make their SQL from.
+fn printed() -> String {
+    let mut out = String::new();
+    for table in evm_catalog().unwrap().tables() {
+        let def = table.def();
+        writeln!(out, "table {} by {} as {:?}", def.name, def.service, def.class).unwrap();
+        for column in def.columns {
+            let null = if column.nullable { " null" } else { "" };
+            let merge = match column.merge {
+                Merge::Keep => String::new(),
+                merge => format!(" merged {merge:?}"),
+            };
+            writeln!(out, "  {} {:?}{null}{merge}", column.name, column.ty).unwrap();
+        }
+        let names =
+            |columns: &[usize]| columns.iter().map(|at| def.columns[*at].name).collect::<Vec<_>>().join(", ");
+        writeln!(out, "  key ({})", names(table.key_columns())).unwrap();
+        for index in def.indexes {
+            writeln!(
+                out,
+                "  index {} ({})",
+                index.name,
+                names(table.index_columns(Some(index.name)).unwrap())
+            )
+            .unwrap();
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[test]
+fn golden_tables() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables.txt");
+    let printed = printed();
+    if std::env::var_os("CAIRN_WRITE_GOLDEN").is_some() {
+        std::fs::write(&path, &printed).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap();
+    for (at, (ours, golden)) in printed.lines().zip(golden.lines()).enumerate() {
+        assert_eq!(ours, golden, "line {} of {}: a stored table changed", at + 1, path.display());
+    }
+    assert_eq!(
+        printed, golden,
+        "a stored table changed: migrate it, raise its service's version, and write the file anew with CAIRN_WRITE_GOLDEN=1"
+    );
+}
+
+#[test]
+fn services_and_tables_name_each_other() {
+    let names: BTreeSet<&str> = EVM.iter().map(|registration| registration.service.name).collect();
+    assert_eq!(names.len(), EVM.len());
+    for (at, registration) in EVM.iter().enumerate() {
+        let service = registration.service;
+        for table in service.tables {
+            assert_eq!(table.service, service.name, "{}", table.name);
+        }
+        // Upstreams come first, so that the order of registration is an order of the graph.
+        for upstream in service.upstreams {
+            let place = EVM.iter().position(|registration| registration.service.name == *upstream);
+            assert!(place.is_some_and(|place| place < at), "{} of {}", upstream, service.name);
+        }
+    }
+}
+
+#[test]
+fn p06_there_is_no_narrow_integer_and_positions_are_whole() {
+    for table in evm_catalog().unwrap().tables() {
+        let def = table.def();
+        // `Int` has 64 bits in every backend; a list's index of an event table ends in its full position.
+        let TableClass::Events { .. } = def.class else { continue };
+        let has =
+            |name: &str| def.columns.iter().any(|column| column.name == name && column.ty == ColumnType::Int);
+        assert!(has("transaction_index") && has("block_timestamp_ms"), "{}", def.name);
+        for index in def.indexes {
+            let position = index.columns.iter().position(|column| *column == "block_height").unwrap();
+            let rest = &index.columns[position + 1..];
+            let expected: &[&str] = match def.name {
+                "ft_transfers" | "nft_transfers" => &["transaction_index", "event_index", "sub_index"],
+                "evm_logs" => &["log_index"],
+                "smart_contracts" if index.name == "by_creator" => &["transaction_index", "address"],
+                _ => &["transaction_index"],
+            };
+            assert_eq!(rest, expected, "{} {}", def.name, index.name);
+        }
+    }
+}
+
+#[test]
+fn columns_that_order_a_list_are_never_null() {
+    // A null column may only be asked for by equality: it comes before every column that orders.
+    for table in evm_catalog().unwrap().tables() {
+        let def = table.def();
+        for index in def.indexes {
+            let columns = table.index_columns(Some(index.name)).unwrap();
+            let nullable = columns.iter().rposition(|at| def.columns[*at].nullable);
+            assert!(nullable.is_none_or(|at| at == 0), "{} {}", def.name, index.name);
+        }
+    }
+}
