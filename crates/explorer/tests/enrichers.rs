@@ -140,7 +140,7 @@ fn hostile_answers_are_as_good_as_none() {
         (vec![1], "silent"),
         (vec![0; 200_000], "silent"),
         (vec![], "silent"),
-        (string(&vec![0; 100]), "partial"),
+        (string(&[0; 100]), "partial"),
     ];
     for (answer, status) in hostile {
         let node = node(&[

@@ -3,6 +3,10 @@
 //!
 //! A balance is the sum of transfers. It equals what the token's `balanceOf` answers where the token logs every change as the
 //! standard demands; a token that changes balances silently (rebasing, a premine without event) has others, which may be negative.
+//!
+//! Deposits and withdrawals of wrapped native tokens count where the settings take them for token movements (E25), and then only where
+//! no mint or burn of the same transaction says the same; the settings take none by default, and then such a token's balances lack them.
+//! Transfers of unknown fungibility never count: their number may be an id.
 
 use bytes::Bytes;
 use cairn_store::derived::{Change, ColumnType, IndexDef, Merge, Sum, TableClass, TableDef, Value, column};

@@ -1,7 +1,8 @@
 //! `contract_code_worker`: the code of contracts, by content, and which code an address has.
 //!
 //! It asks about contracts that were created, and about those that logged: contracts that other contracts created are found by
-//! their logs where no traces are archived.
+//! their logs where no traces are archived. An address is asked about once: of one that was destroyed and created again the row says what
+//! was there first.
 
 use std::sync::Arc;
 
