@@ -2,12 +2,12 @@
 
 use stateright::Property;
 
-use crate::app::{App, FOLDER, MAPPER, MAX_LEASES, Status};
+use crate::app::{App, FOLDER, Lease, MAPPER, MAX_LEASES, Status};
 use crate::model::Protocol;
 use crate::raw::Entry;
 use crate::rules::Rule;
 use crate::state::State;
-use crate::words::{GENESIS, Height, NONE, block_at_or_below, parent};
+use crate::words::{Chain, GENESIS, Height, NONE, block_at_or_below, parent};
 
 /// The raw store has one row a height up to its tip, of the node's chain.
 pub const RAW_WHOLE: &str = "raw rows up to the tip are the canonical chain";
@@ -138,8 +138,7 @@ pub fn is_done(model: &Protocol, state: &State) -> bool {
             from > model.top
                 || (lease.status == Status::Completed
                     && lease.done_to == to
-                    && lease.last_id == block_at_or_below(chain, to - 1).1
-                    && lease.first_parent == block_at_or_below(chain, from - 1).1)
+                    && (lease_ids_are(lease, chain, from, to) || is_exempt(model, lease, chain, from, to)))
         })
     });
     let checkpoints = app.checkpoints[..services]
@@ -150,6 +149,18 @@ pub fn is_done(model: &Protocol, state: &State) -> bool {
         id => app.rows[h as usize] == 1 << ((id - 1) * 2),
     });
     leases && checkpoints && rows && (model.folders == 0 || undo_is_clean(model, app))
+}
+
+fn lease_ids_are(lease: &Lease, chain: &Chain, from: Height, to: Height) -> bool {
+    lease.last_id == block_at_or_below(chain, to - 1).1
+        && lease.first_parent == block_at_or_below(chain, from - 1).1
+}
+
+/// Without [`Rule::SkippedRecordsParent`] a lease of only skipped heights has no ids; the question is then whether a checkpoint still comes past it.
+fn is_exempt(model: &Protocol, lease: &Lease, chain: &Chain, from: Height, to: Height) -> bool {
+    !model.off.on(Rule::SkippedRecordsParent)
+        && chain[from as usize..to as usize].iter().all(|id| *id == NONE)
+        && (lease.last_id, lease.first_parent) == (NONE, NONE)
 }
 
 /// Each height's undo row is the state below it; no other is left. The state itself is checked by [`STATE`].
