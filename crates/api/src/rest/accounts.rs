@@ -58,7 +58,7 @@ pub(crate) struct AccountStats {
     get,
     path = "/v1/accounts/{address}",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
     responses((status = 200, description = "The account", body = Answer<Account>))
 )]
 pub(crate) async fn get_account(
@@ -147,7 +147,7 @@ impl AccountRole {
     get,
     path = "/v1/accounts/{address}/transactions",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
     responses((status = 200, description = "A page of transactions", body = Page<AccountTransaction>))
 )]
 pub(crate) async fn list_account_transactions(
@@ -202,6 +202,7 @@ pub(crate) async fn list_account_transactions(
 #[serde(deny_unknown_fields)]
 pub(crate) struct AccountTransfersQuery {
     /// Only of the token or collection at this address.
+    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{40}$")]
     pub token: Option<String>,
     /// The most rows of a page; 50 where nothing is said.
     #[param(minimum = 1, maximum = 200)]
@@ -243,7 +244,7 @@ async fn account_transfers(
     get,
     path = "/v1/accounts/{address}/transfers",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), AccountTransfersQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), AccountTransfersQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_account_transfers(
@@ -259,7 +260,7 @@ pub(crate) async fn list_account_transfers(
     get,
     path = "/v1/accounts/{address}/nft-transfers",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), AccountTransfersQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), AccountTransfersQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_account_nft_transfers(
@@ -289,7 +290,7 @@ pub(crate) struct Holding {
     get,
     path = "/v1/accounts/{address}/holdings",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
     responses((status = 200, description = "A page of holdings", body = Page<Holding>))
 )]
 pub(crate) async fn list_account_holdings(
@@ -334,7 +335,7 @@ pub(crate) async fn list_account_holdings(
     get,
     path = "/v1/accounts/{address}/nfts",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
     responses((status = 200, description = "A page of NFTs", body = Page<NftHolding>))
 )]
 pub(crate) async fn list_account_nfts(
@@ -358,7 +359,7 @@ pub(crate) async fn list_account_nfts(
     get,
     path = "/v1/accounts/{address}/contracts",
     tag = "accounts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
     responses((status = 200, description = "A page of contracts", body = Page<Contract>))
 )]
 pub(crate) async fn list_account_contracts(

@@ -105,7 +105,7 @@ pub(crate) async fn list_contracts(
     get,
     path = "/v1/contracts/{address}",
     tag = "contracts",
-    params(("address" = String, Path, description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
     responses((status = 200, description = "The contract", body = Answer<Contract>))
 )]
 pub(crate) async fn get_contract(
@@ -159,7 +159,7 @@ pub(crate) enum CodeStatus {
     get,
     path = "/v1/contracts/{address}/code",
     tag = "contracts",
-    params(("address" = String, Path, description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
     responses((status = 200, description = "The code", body = Answer<Code>))
 )]
 pub(crate) async fn get_contract_code(

@@ -95,14 +95,19 @@ const TOPICS: [&str; 4] = ["topic0", "topic1", "topic2", "topic3"];
 #[serde(deny_unknown_fields)]
 pub(crate) struct LogsQuery {
     /// Who logged. This or a topic has to be given.
+    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{40}$")]
     pub address: Option<String>,
     /// 64 hex digits: mostly the event's signature.
+    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{64}$")]
     pub topic0: Option<String>,
     /// 64 hex digits.
+    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{64}$")]
     pub topic1: Option<String>,
     /// 64 hex digits.
+    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{64}$")]
     pub topic2: Option<String>,
     /// 64 hex digits.
+    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{64}$")]
     pub topic3: Option<String>,
     /// The first height. One below the archive's first block is an error.
     #[param(pattern = "^[0-9]{1,20}$")]
@@ -144,8 +149,18 @@ pub(crate) async fn list_logs(
     if let Some(text) = &query.address {
         terms.push(("address", Value::Bytes(params::address("address", text)?)));
     }
-    let from = query.from.as_deref().map(|text| params::decimal("from", text)).transpose()?.map(Height);
-    let to = query.to.as_deref().map(|text| params::decimal("to", text)).transpose()?.map(Height);
+    let from = query
+        .from
+        .as_deref()
+        .map(|text| params::decimal("from", text, params::MAX_U64_DIGITS))
+        .transpose()?
+        .map(Height);
+    let to = query
+        .to
+        .as_deref()
+        .map(|text| params::decimal("to", text, params::MAX_U64_DIGITS))
+        .transpose()?
+        .map(Height);
     if let (Some(from), Some(to)) = (from, to)
         && from > to
     {

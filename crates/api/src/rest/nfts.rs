@@ -162,7 +162,7 @@ pub(crate) async fn list_collections(
     get,
     path = "/v1/nft-collections/{address}",
     tag = "nfts",
-    params(("address" = String, Path, description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
     responses((status = 200, description = "The collection", body = Answer<Collection>))
 )]
 pub(crate) async fn get_collection(
@@ -223,7 +223,7 @@ impl Item {
     get,
     path = "/v1/nft-collections/{address}/items",
     tag = "nfts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
     responses((status = 200, description = "A page of items", body = Page<Item>))
 )]
 pub(crate) async fn list_items(
@@ -265,8 +265,8 @@ pub(crate) struct ItemDetail {
     path = "/v1/nft-collections/{address}/items/{item}",
     tag = "nfts",
     params(
-        ("address" = String, Path, description = "40 hex digits in any case"),
-        ("item" = String, Path, description = "The item's id in decimal digits")
+        ("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"),
+        ("item" = String, Path, pattern = "^[0-9]{1,78}$", description = "The item's id in decimal digits")
     ),
     responses((status = 200, description = "The item", body = Answer<ItemDetail>))
 )]
@@ -276,7 +276,7 @@ pub(crate) async fn get_item(
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<ItemDetail>>, Problem> {
     let address = params::address("address", &text)?;
-    let item: U256 = params::decimal("item", &item)?;
+    let item: U256 = params::decimal("item", &item, params::MAX_U256_DIGITS)?;
     let view = View::open(&api, &["nft_ownership"], &["nft_metadata"]).await?;
     let key = Key(vec![Value::Bytes(address.clone()), Value::text(""), Value::Amount(item)]);
     let rows = view.tables()?.rows("nft_ownership", std::slice::from_ref(&key)).await?;
@@ -312,7 +312,7 @@ pub(crate) struct Owner {
     get,
     path = "/v1/nft-collections/{address}/owners",
     tag = "nfts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
     responses((status = 200, description = "A page of owners", body = Page<Owner>))
 )]
 pub(crate) async fn list_owners(
@@ -367,7 +367,7 @@ pub(crate) struct CollectionTransfersQuery {
     get,
     path = "/v1/nft-collections/{address}/transfers",
     tag = "nfts",
-    params(("address" = String, Path, description = "40 hex digits in any case"), CollectionTransfersQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), CollectionTransfersQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_collection_transfers(
@@ -377,7 +377,11 @@ pub(crate) async fn list_collection_transfers(
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, query.order.unwrap_or(Order::Desc))?;
     let address = params::address("address", &text)?;
-    let item: Option<U256> = query.item.as_deref().map(|text| params::decimal("item", text)).transpose()?;
+    let item: Option<U256> = query
+        .item
+        .as_deref()
+        .map(|text| params::decimal("item", text, params::MAX_U256_DIGITS))
+        .transpose()?;
     let view = View::open(&api, &["nft_transfers"], &[]).await?;
     let said = item.map(|item| item.to_string()).unwrap_or_default();
     let filters = [hex::encode(&address), said];

@@ -164,10 +164,15 @@ pub(crate) fn tx_id(text: &str) -> Result<TxId, Problem> {
     hash("id", text).map(TxId)
 }
 
+/// The digits of the largest number of 64 bits.
+pub(crate) const MAX_U64_DIGITS: usize = 20;
+/// The digits of the largest number of 256 bits.
+pub(crate) const MAX_U256_DIGITS: usize = 78;
+
 /// A number in plain decimal digits.
-pub(crate) fn decimal<T: FromStr>(name: &str, text: &str) -> Result<T, Problem> {
+pub(crate) fn decimal<T: FromStr>(name: &str, text: &str, max_digits: usize) -> Result<T, Problem> {
     let wrong = || Problem::parameter(name, "expected a number in decimal digits that is not too large");
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+    if text.is_empty() || text.len() > max_digits || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(wrong());
     }
     text.parse().map_err(|_| wrong())
@@ -187,7 +192,7 @@ impl FromStr for BlockName {
         if digits_of(text).len() == 64 {
             return hash("id", text).map(|id| BlockName::Id(BlockId(id)));
         }
-        decimal("id", text).map(|height| BlockName::Height(Height(height))).map_err(|_| {
+        decimal("id", text, MAX_U64_DIGITS).map(|height| BlockName::Height(Height(height))).map_err(|_| {
             Problem::parameter("id", "expected a height in decimal digits, or a block's id of 64 hex digits")
         })
     }

@@ -66,7 +66,7 @@ enum Wanted {
 }
 
 fn wanted(text: &str) -> Wanted {
-    if let Ok(height) = params::decimal("q", text) {
+    if let Ok(height) = params::decimal("q", text, params::MAX_U64_DIGITS) {
         return Wanted::Height(Height(height));
     }
     if let Ok(hash) = params::hash("q", text) {
@@ -89,7 +89,7 @@ pub(crate) async fn search(
 ) -> Result<Json<Answer<Vec<Found>>>, Problem> {
     let text = query.q.trim();
     let limit = api.limits().max_search_chars;
-    if text.is_empty() || text.chars().count() > limit {
+    if text.is_empty() || query.q.chars().count() > limit {
         return Err(Problem::parameter("q", format!("give 1 to {limit} characters")));
     }
     let wanted = wanted(text);

@@ -196,7 +196,7 @@ pub(crate) async fn list_tokens(
     get,
     path = "/v1/tokens/{address}",
     tag = "tokens",
-    params(("address" = String, Path, description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
     responses((status = 200, description = "The token", body = Answer<Token>))
 )]
 pub(crate) async fn get_token(
@@ -230,7 +230,7 @@ pub(crate) struct Holder {
     get,
     path = "/v1/tokens/{address}/holders",
     tag = "tokens",
-    params(("address" = String, Path, description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
     responses((status = 200, description = "A page of holders", body = Page<Holder>))
 )]
 pub(crate) async fn list_token_holders(
@@ -268,7 +268,7 @@ pub(crate) async fn list_token_holders(
     get,
     path = "/v1/tokens/{address}/transfers",
     tag = "tokens",
-    params(("address" = String, Path, description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_token_transfers(

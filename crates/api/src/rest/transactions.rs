@@ -283,7 +283,7 @@ pub(crate) async fn list_transactions(
     get,
     path = "/v1/transactions/{id}",
     tag = "transactions",
-    params(("id" = String, Path, description = "64 hex digits"), TransactionQuery),
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), TransactionQuery),
     responses((status = 200, description = "The transaction", body = Answer<Transaction>))
 )]
 pub(crate) async fn get_transaction(
@@ -339,7 +339,7 @@ async fn events_page(
     get,
     path = "/v1/transactions/{id}/events",
     tag = "transactions",
-    params(("id" = String, Path, description = "64 hex digits"), PageQuery),
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), PageQuery),
     responses((status = 200, description = "A page of events", body = Page<Log>))
 )]
 pub(crate) async fn list_transaction_events(
@@ -360,7 +360,7 @@ pub(crate) async fn list_transaction_events(
     get,
     path = "/v1/transactions/{id}/raw",
     tag = "transactions",
-    params(("id" = String, Path, description = "64 hex digits")),
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case")),
     responses((status = 200, description = "The bytes", body = Answer<RawTransaction>))
 )]
 pub(crate) async fn get_raw_transaction(
@@ -393,7 +393,7 @@ pub(crate) async fn get_raw_transaction(
     get,
     path = "/v1/transactions/{id}/transfers",
     tag = "transactions",
-    params(("id" = String, Path, description = "64 hex digits"), PageQuery),
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), PageQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_transaction_transfers(
