@@ -29,7 +29,13 @@ mod applying;
 mod committing;
 mod forks;
 mod leases;
+mod log;
+mod maintaining;
+mod racing;
+mod reading;
 mod registering;
+mod repairing;
+mod restart;
 
 use std::fmt;
 use std::future::Future;
@@ -119,7 +125,20 @@ impl fmt::Debug for Case {
 
 /// Every case there is, in the order in which they run.
 pub fn cases() -> Vec<Case> {
-    [registering::cases(), leases::cases(), committing::cases(), forks::cases(), applying::cases()].concat()
+    [
+        registering::cases(),
+        leases::cases(),
+        committing::cases(),
+        forks::cases(),
+        applying::cases(),
+        repairing::cases(),
+        reading::cases(),
+        racing::cases(),
+        restart::cases(),
+        maintaining::cases(),
+        log::cases(),
+    ]
+    .concat()
 }
 
 /// Runs every case whose name contains `filter` (all where it is `None`), one after the other, and prints a line for each.

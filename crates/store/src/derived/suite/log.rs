@@ -1,0 +1,165 @@
+//! The error log: each error once, cut to size, closed by people, forgotten with its block.
+
+use std::sync::Arc;
+
+use cairn_core::Height;
+
+use super::raw::{Raw, id};
+use super::subject::{START_MS, Subject};
+use super::{Case, CaseResult, DerivedFactory};
+use crate::derived::errors::{
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity,
+};
+use crate::suite::check::{holds, same};
+
+pub(super) fn cases() -> Vec<Case> {
+    case_list!("log":
+        an_error_is_recorded_once,
+        what_is_too_long_is_cut,
+        errors_are_listed_by_number,
+        errors_are_closed,
+        errors_go_with_their_blocks,
+    )
+}
+
+async fn log_of(factory: &Arc<dyn DerivedFactory>) -> CaseResult<(Subject, Option<Arc<dyn ErrorLog>>)> {
+    let subject = Subject::new(factory, Raw::new()).await?;
+    let log = subject.place.open_log().await?;
+    Ok((subject, log))
+}
+
+fn error(height: u64, message: &str) -> NewError {
+    NewError {
+        service: "mapper".into(),
+        height: Height(height),
+        block_id: id(height, 1),
+        transaction_id: String::new(),
+        severity: Severity::Warn,
+        message: message.into(),
+        raw_data: vec![0, 1, 255],
+        raw_ref: None,
+    }
+}
+
+fn every() -> ErrorFilter {
+    ErrorFilter { resolved: true, limit: 1_000, ..ErrorFilter::default() }
+}
+
+async fn an_error_is_recorded_once(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (subject, Some(mut log)) = log_of(&factory).await? else { return Ok(()) };
+    let one = error(3, "amount is missing");
+    same("an empty log", log.list(&every()).await?, Vec::new())?;
+    same("nothing", log.record(&[]).await?, 0)?;
+    same("recorded", log.record(&[one.clone(), one.clone()]).await?, 1)?;
+    subject.clock.advance_ms(9);
+    // What differs in its payload only is the same error.
+    let same_error = NewError { raw_data: vec![7], raw_ref: Some("x".into()), ..one.clone() };
+    same("recorded again", log.record(&[one.clone(), same_error]).await?, 0)?;
+    let others = [
+        NewError { service: "folder".into(), ..one.clone() },
+        NewError { height: Height(4), ..one.clone() },
+        NewError { block_id: id(3, 2), ..one.clone() },
+        NewError { transaction_id: "0xab".into(), ..one.clone() },
+        NewError { severity: Severity::Fatal, ..one.clone() },
+        NewError { message: "amount is odd".into(), raw_ref: Some("dir/x".into()), ..one.clone() },
+    ];
+    same("others", log.record(&others).await?, 6)?;
+    drop(log);
+    log = match subject.place.open_log().await? {
+        Some(log) => log,
+        None => return Err(super::Failure::new("the log is gone")),
+    };
+    let listed = log.list(&every()).await?;
+    let first = LoggedError {
+        id: listed.first().map_or(0, |logged| logged.id),
+        error_hash: one.error_hash(),
+        error: one,
+        resolved: false,
+        created_at_ms: START_MS,
+    };
+    same("the first", listed.first(), Some(&first))?;
+    let found: Vec<NewError> = listed[1..].iter().map(|logged| logged.error.clone()).collect();
+    same("the others", found, others.to_vec())?;
+    same("when they came", listed[6].created_at_ms, START_MS + 9)?;
+    same("how many", log.count_unresolved().await?, 7)
+}
+
+async fn what_is_too_long_is_cut(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (_, Some(log)) = log_of(&factory).await? else { return Ok(()) };
+    let long = NewError {
+        message: format!("a{}", "é".repeat(MAX_MESSAGE_BYTES)),
+        raw_data: vec![9; MAX_RAW_DATA_BYTES + 1],
+        ..error(1, "")
+    };
+    // Alike for as long as is kept, and yet another error.
+    let other = NewError { message: format!("{}!", long.message), ..long.clone() };
+    same("recorded", log.record(&[long.clone(), other]).await?, 2)?;
+    same("recorded again", log.record(std::slice::from_ref(&long)).await?, 0)?;
+    let nul = NewError { message: "a\0b".into(), ..error(2, "") };
+    same("with a NUL", log.record(&[nul.clone(), nul]).await?, 1)?;
+    let listed = log.list(&every()).await?;
+    let kept = &listed[0].error;
+    holds(
+        long.message.starts_with(&kept.message)
+            && (MAX_MESSAGE_BYTES - 1..=MAX_MESSAGE_BYTES).contains(&kept.message.len()),
+        format!("{} bytes of the message are kept", kept.message.len()),
+    )?;
+    same("the payload", kept.raw_data.len(), MAX_RAW_DATA_BYTES)?;
+    same("its hash is that of the whole", &listed[0].error_hash, &long.error_hash())?;
+    same("a NUL", listed[2].error.message.as_str(), "a\u{fffd}b")
+}
+
+async fn errors_are_listed_by_number(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (_, Some(log)) = log_of(&factory).await? else { return Ok(()) };
+    let mut errors: Vec<NewError> = (0..10).map(|n| error(n % 3, &format!("error {n}"))).collect();
+    errors[4].service = "folder".into();
+    same("recorded", log.record(&errors).await?, 10)?;
+    let listed = log.list(&every()).await?;
+    let ids: Vec<u64> = listed.iter().map(|logged| logged.id).collect();
+    holds(ids.windows(2).all(|pair| pair[0] < pair[1]), format!("the numbers don't grow: {ids:?}"))?;
+    let list = async |filter: ErrorFilter| -> CaseResult<Vec<u64>> {
+        Ok(log.list(&filter).await?.iter().map(|logged| logged.id).collect())
+    };
+    same("three", list(ErrorFilter { limit: 3, ..every() }).await?, ids[..3].to_vec())?;
+    let after = ErrorFilter { after_id: ids[6], ..every() };
+    same("after the seventh", list(after).await?, ids[7..].to_vec())?;
+    let folder = ErrorFilter { service: Some("folder".into()), ..every() };
+    same("the folder's", list(folder).await?, vec![ids[4]])?;
+    let at_two = ErrorFilter { height: Some(Height(2)), ..every() };
+    same("at height 2", list(at_two).await?, vec![ids[2], ids[5], ids[8]])
+}
+
+async fn errors_are_closed(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (_, Some(log)) = log_of(&factory).await? else { return Ok(()) };
+    let errors: Vec<NewError> = (0..4).map(|n| error(n, "odd")).collect();
+    log.record(&errors).await?;
+    let ids: Vec<u64> = log.list(&every()).await?.iter().map(|logged| logged.id).collect();
+    same("closed", log.resolve(&[ids[1], ids[3], ids[1], 10_000]).await?, 2)?;
+    same("closed again", log.resolve(&[ids[1]]).await?, 0)?;
+    same("how many are open", log.count_unresolved().await?, 2)?;
+    let open = log.list(&ErrorFilter { resolved: false, ..every() }).await?;
+    same("the open ones", open.iter().map(|logged| logged.id).collect::<Vec<_>>(), vec![ids[0], ids[2]])?;
+    let all: Vec<bool> = log.list(&every()).await?.iter().map(|logged| logged.resolved).collect();
+    same("all", all, vec![false, true, false, true])?;
+    same("a closed one recorded again", log.record(&errors).await?, 0)?;
+    same("how many are open then", log.count_unresolved().await?, 2)
+}
+
+async fn errors_go_with_their_blocks(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (_, Some(log)) = log_of(&factory).await? else { return Ok(()) };
+    let mut errors: Vec<NewError> = (0..6).map(|n| error(n, "odd")).collect();
+    errors.push(NewError { block_id: id(5, 2), ..error(5, "odd") });
+    errors.push(NewError { service: "folder".into(), ..error(5, "odd") });
+    log.record(&errors).await?;
+    let ids: Vec<u64> = log.list(&every()).await?.iter().map(|logged| logged.id).collect();
+    log.resolve(&[ids[4]]).await?;
+    same("no blocks", log.forget_blocks(&[]).await?, 0)?;
+    same("unknown blocks", log.forget_blocks(&[id(77, 1)]).await?, 0)?;
+    same("forgotten", log.forget_blocks(&[id(4, 1), id(5, 1)]).await?, 3)?;
+    let left: Vec<u64> = log.list(&every()).await?.iter().map(|logged| logged.id).collect();
+    same("what is left", left, [&ids[..4], &ids[6..7]].concat())?;
+    // The block may come back, with its error.
+    same("recorded anew", log.record(&errors[4..5]).await?, 1)?;
+    let newest = log.list(&every()).await?.pop().map(|logged| logged.id);
+    holds(newest > Some(ids[7]), "a number is used again")
+}

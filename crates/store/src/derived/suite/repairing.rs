@@ -1,0 +1,176 @@
+//! `repair_checkpoints`: the committer crosses from lease to lease, and only where the blocks join.
+
+use std::sync::Arc;
+
+use cairn_core::{Height, HeightRange};
+
+use super::raw::{NO_BLOCK, Raw, id};
+use super::subject::Subject;
+use super::tables::{MAPPER, MOVES};
+use super::{Case, CaseResult, DerivedFactory};
+use crate::derived::lease::{LeaseEnd, LeaseStatus};
+use crate::derived::writer::{ChunkCommit, Repairs, SeamAlarm};
+use crate::suite::check::same;
+
+pub(super) fn cases() -> Vec<Case> {
+    case_list!("repairing":
+        i03_ranges_that_finish_out_of_order_are_crossed,
+        a_checkpoint_goes_into_a_lease_as_far_as_it_stands,
+        a_checkpoint_stops_where_nothing_was_done,
+        an_unset_first_parent_stops_it,
+        another_first_parent_is_an_alarm,
+        after_a_reorg_it_crosses_on_the_new_fork,
+        leases_that_make_ranges_again_are_not_crossed,
+        there_is_nothing_to_repair_in_an_empty_store,
+    )
+}
+
+async fn i03_ranges_that_finish_out_of_order_are_crossed(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let mut leases = Vec::new();
+    for _ in 0..5 {
+        leases.push(subject.claim(MAPPER).await?);
+    }
+    for n in [3, 1, 2] {
+        subject.work(leases[n].clone(), 100).await?;
+        same("repaired too early", subject.store.repair_checkpoints().await?, Repairs::default())?;
+        Subject::ends(&subject.checkpoint(MAPPER).await?, 0, None)?;
+    }
+    subject.work(leases[0].clone(), 100).await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 10, Some(id(9, 1)))?;
+    subject.clock.advance_ms(77);
+    let repairs = subject.store.repair_checkpoints().await?;
+    let checkpoint = subject.checkpoint(MAPPER).await?;
+    Subject::ends(&checkpoint, 40, Some(id(39, 1)))?;
+    same("when it moved", checkpoint.updated_at_ms, super::subject::START_MS + 77)?;
+    same("what was repaired", repairs, Repairs { moved: vec![checkpoint], alarms: Vec::new() })?;
+    same("repaired again", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    subject.reopen().await?;
+    subject.work(leases[4].clone(), 3).await?;
+    subject.index_all(10, 10).await?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn a_checkpoint_goes_into_a_lease_as_far_as_it_stands(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let (one, two) = (subject.claim(MAPPER).await?, subject.claim(MAPPER).await?);
+    let two = subject.commit(&two, 14).await?.lease;
+    subject.work(one, 100).await?;
+    subject.store.repair_checkpoints().await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 14, Some(id(13, 1)))?;
+    let rows = subject.all(MOVES.name).await?;
+    let above = rows.iter().filter(|row| row.0[0].as_height() >= Some(Height(10))).count();
+    same("rows of the upper range are seen", above > 0, true)?;
+    // From here on its own commits move it.
+    let committed = subject.commit(&two, 17).await?;
+    Subject::ends(&committed.checkpoint, 17, Some(id(16, 1)))?;
+    same("repaired again", subject.store.repair_checkpoints().await?, Repairs::default())
+}
+
+async fn a_checkpoint_stops_where_nothing_was_done(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        leases.push(subject.claim(MAPPER).await?);
+    }
+    subject.work(leases[3].clone(), 100).await?;
+    let failed = subject.commit(&leases[1], 16).await?.lease;
+    let end = LeaseEnd::Bad { message: "odd".into(), retry_in_ms: 0 };
+    subject.store.end(&failed, end).await?;
+    subject.work(leases[0].clone(), 100).await?;
+    // Through the failed one as far as it came; the third has done nothing, the fourth is done in vain.
+    subject.store.repair_checkpoints().await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 16, Some(id(15, 1)))?;
+    let failed = subject.claim(MAPPER).await?;
+    subject.work(failed, 2).await?;
+    subject.store.repair_checkpoints().await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 20, Some(id(19, 1)))?;
+    subject.work(leases[2].clone(), 100).await?;
+    subject.store.repair_checkpoints().await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 40, Some(id(39, 1)))
+}
+
+async fn an_unset_first_parent_stops_it(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let (one, two) = (subject.claim(MAPPER).await?, subject.claim(MAPPER).await?);
+    let nothing =
+        ChunkCommit { parent_id: None, last_id: None, rows: Vec::new(), ..subject.chunk(&two, 13).await? };
+    let two = subject.store.commit_chunk(&two, nothing).await?.lease;
+    same("what it knows", (two.last_id, two.first_parent), (None, None))?;
+    subject.work(one, 100).await?;
+    same("repaired", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 10, Some(id(9, 1)))
+}
+
+async fn another_first_parent_is_an_alarm(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        leases.push(subject.claim(MAPPER).await?);
+    }
+    // A raw store that changed forks without saying so.
+    let other = ChunkCommit {
+        parent_id: Some(id(9, 2)),
+        last_id: Some(id(19, 2)),
+        ..subject.chunk(&leases[1], 20).await?
+    };
+    subject.store.commit_chunk(&leases[1], other).await?;
+    subject.work(leases[2].clone(), 100).await?;
+    same("before they meet", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    subject.work(leases[0].clone(), 100).await?;
+    let alarm =
+        SeamAlarm { service: MAPPER.into(), at: Height(10), last_id: id(9, 1), first_parent: id(9, 2) };
+    for _ in 0..2 {
+        let expected = Repairs { moved: Vec::new(), alarms: vec![alarm.clone()] };
+        same("the alarm", subject.store.repair_checkpoints().await?, expected)?;
+        Subject::ends(&subject.checkpoint(MAPPER).await?, 10, Some(id(9, 1)))?;
+    }
+    Ok(())
+}
+
+async fn after_a_reorg_it_crosses_on_the_new_fork(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(40, 1)).await?;
+    subject.index_all(10, 10).await?;
+    subject.switch(13, 40, 2, 100).await?;
+    let (one, two) = (subject.claim(MAPPER).await?, subject.claim(MAPPER).await?);
+    same("the first", (one.range.start(), one.done_to), (Height(10), Height(14)))?;
+    subject.work(two, 100).await?;
+    same("too early", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    let one = subject.commit(&one, 16).await?;
+    Subject::ends(&one.checkpoint, 16, Some(id(15, 2)))?;
+    subject.work(one.lease, 100).await?;
+    subject.store.repair_checkpoints().await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 30, Some(id(29, 2)))?;
+    subject.index_all(10, 10).await?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn leases_that_make_ranges_again_are_not_crossed(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(40, 1)).await?;
+    subject.index(MAPPER, 10, 10).await?;
+    let range = HeightRange::new(Height(5), Height(38));
+    subject.store.request_reindex(MAPPER, 1, range, 100).await?;
+    let again = subject.work(subject.claim(MAPPER).await?, 100).await?;
+    same("its state", (again.status, again.range), (LeaseStatus::Completed, range))?;
+    // The checkpoint goes back into what the other lease has done.
+    let entry = subject.raw.fork(20);
+    subject.apply(&entry, 100).await?;
+    subject.raw.grow(40, 2);
+    let again = subject.claim(MAPPER).await?;
+    same("the one that is made again", again.range, range)?;
+    subject.work(again, 100).await?;
+    same("repaired", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 21, Some(id(20, 1)))?;
+    same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
+    subject.index_all(10, 10).await?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn there_is_nothing_to_repair_in_an_empty_store(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::new()).await?;
+    same("repaired", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    let lease = subject.claim(MAPPER).await?;
+    same("with a lease that did nothing", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
+    same("the block below the first", lease.first_parent.unwrap_or(NO_BLOCK), NO_BLOCK)
+}
