@@ -58,6 +58,7 @@ pub(super) async fn repair_checkpoints(context: &Context) -> Result<(), StoreErr
     let repairs = context.app.repair_checkpoints().await?;
     for checkpoint in &repairs.moved {
         tracing::debug!(service = checkpoint.service, next = %checkpoint.next, "checkpoint moved");
+        context.board.moved(checkpoint);
     }
     for alarm in &repairs.alarms {
         metrics::counter!("cairn_seam_alarms_total").increment(1);

@@ -12,6 +12,7 @@ use futures::StreamExt;
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
+use super::fold::demand_own_checkpoint;
 use super::processor::{AskError, Asked, Enricher};
 use super::read::{not_yet, read_raw};
 
@@ -25,6 +26,7 @@ pub(super) async fn prepare(
     let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes).await?;
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
+    demand_own_checkpoint(&*snapshot, enricher.service().name, chunk.heights.start())?;
     let mut events: Vec<Vec<Row>> = Vec::new();
     for table in enricher.reads() {
         let heights = chunk.heights;

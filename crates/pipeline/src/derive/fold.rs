@@ -30,6 +30,7 @@ pub(super) async fn prepare(
     let mut chunk = read_raw(&context.raw, &context.app, heights, folder.parts(), max_bytes).await?;
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
+    demand_own_checkpoint(&*snapshot, folder.service().name, chunk.heights.start())?;
     let mut events: Vec<Vec<Row>> = Vec::new();
     for table in folder.reads() {
         let heights = chunk.heights;
@@ -89,6 +90,22 @@ pub(super) async fn prepare(
         ttl_ms: context.options.lease_ttl_ms,
     };
     Ok(Prepared { commit, malformed: Vec::new() })
+}
+
+/// State in this snapshot has to be that of exactly the checkpoint that the chunk goes on from: a predecessor's commit may be
+/// under way, and what is computed from the state before it would pass the commit's own demand and lose it.
+pub(super) fn demand_own_checkpoint(
+    snapshot: &dyn DerivedSnapshot,
+    service: &'static str,
+    from: Height,
+) -> Result<(), DeriveError> {
+    match snapshot.checkpoint(service) {
+        Some(own) if own.next == from => Ok(()),
+        own => Err(not_yet(format!(
+            "{service} from height {from} (its checkpoint ends at {})",
+            own.map_or("none".into(), |own| own.next.to_string())
+        ))),
+    }
 }
 
 type BlockChanges = Vec<(Height, Vec<(&'static str, Change)>)>;

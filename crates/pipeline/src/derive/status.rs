@@ -76,6 +76,14 @@ impl DeriveBoard {
         self.update(|status| change(status.services.entry(name).or_default()));
     }
 
+    /// A checkpoint of a service that runs in this process moved, whoever moved it.
+    pub(super) fn moved(&self, checkpoint: &DerivedCheckpoint) {
+        let known = self.sender.borrow().services.keys().find(|name| **name == checkpoint.service).copied();
+        if let Some(name) = known {
+            self.checkpoint(name, checkpoint);
+        }
+    }
+
     pub(super) fn checkpoint(&self, name: &'static str, checkpoint: &DerivedCheckpoint) {
         metrics::gauge!("cairn_worker_tip_height", "service" => name)
             .set(checkpoint.next.get().saturating_sub(1) as f64);

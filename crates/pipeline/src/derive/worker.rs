@@ -70,7 +70,7 @@ impl Worker {
         let poll = Duration::from_millis(self.context.options.poll_ms);
         while !self.context.stop.is_cancelled() {
             let asked_at = Instant::now();
-            match self.claim().await {
+            match self.claim(None).await {
                 Ok(Some(lease)) => {
                     backoff.reset();
                     self.work_off(lease, asked_at, &mut listener).await?;
@@ -98,11 +98,45 @@ impl Worker {
         self.context.board.service(self.service().name, |service| service.last_error = error.to_string());
     }
 
-    async fn claim(&self) -> Result<Option<WorkerLease>, DeriveError> {
+    /// While the range in hand waits for the head, one chunk of a range that somebody gave up: the range at the tip may be held by the only
+    /// worker there is. Says whether there was one.
+    async fn help_once(&self) -> Result<bool, DeriveError> {
+        let asked_at = Instant::now();
+        // Nothing new is claimed.
+        let Some(lease) = self.claim(Some(Height::ZERO)).await? else { return Ok(false) };
+        let mut helped = self.hold(lease, asked_at);
+        let heights = self.context.options.chunk_heights.max(1);
+        let left = match helped.keep(self.one_chunk(&helped.lease, heights)).await {
+            Err(Lost) => Ok(Left::Lost),
+            Ok((asked_at, Ok(Some(committed)))) => {
+                self.committed(&mut helped, committed, asked_at);
+                Ok(if helped.lease.rest().is_empty() { Left::Completed } else { Left::Stopping })
+            }
+            Ok((_, Ok(None))) => Ok(Left::Stopping),
+            Ok((_, Err(error))) => Err(error),
+        };
+        let worked = matches!(left, Ok(Left::Completed | Left::Stopping));
+        self.leave(&helped, left).await?;
+        Ok(worked)
+    }
+
+    fn hold(&self, lease: WorkerLease, asked_at: Instant) -> Held {
+        let options = &self.context.options;
+        let name = self.service().name;
+        tracing::debug!(service = name, range = %lease.range, done_to = %lease.done_to, "claimed");
+        let app = self.context.app.clone();
+        Held::new(lease, app, options.lease_ttl_ms, options.lease_margin_ms, asked_at)
+    }
+
+    /// Claims; with a limit, new ranges begin below it only.
+    async fn claim(&self, limit: Option<Height>) -> Result<Option<WorkerLease>, DeriveError> {
         let options = &self.context.options;
         let Some(head) = self.context.wake.head() else { return Ok(None) };
         let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(None) };
-        let limit_exclusive = self.upstream_limit(tip.height.next()).await?;
+        let limit_exclusive = match limit {
+            Some(limit) => limit,
+            None => self.upstream_limit(tip.height.next()).await?,
+        };
         let request = ClaimRequest {
             service: self.service().name.into(),
             version: self.service().version,
@@ -137,12 +171,16 @@ impl Worker {
         asked_at: Instant,
         listener: &mut Listener,
     ) -> Result<(), DeriveError> {
+        let mut held = self.hold(lease, asked_at);
+        let left = self.chunks(&mut held, listener).await;
+        self.leave(&held, left).await
+    }
+
+    /// Gives a lease back as its end demands. An error is one that ends all derived work of this process.
+    async fn leave(&self, held: &Held, left: Result<Left, DeriveError>) -> Result<(), DeriveError> {
         let options = &self.context.options;
         let name = self.service().name;
-        tracing::debug!(service = name, range = %lease.range, done_to = %lease.done_to, "claimed");
-        let app = self.context.app.clone();
-        let mut held = Held::new(lease, app, options.lease_ttl_ms, options.lease_margin_ms, asked_at);
-        let end = match self.chunks(&mut held, listener).await {
+        let end = match left {
             Ok(Left::Completed | Left::Lost) => return Ok(()),
             Ok(Left::Stopping) => LeaseEnd::Released,
             Err(error) => {
@@ -208,7 +246,11 @@ impl Worker {
                     continue;
                 }
                 Ok(None) => {
-                    if self.wait_for_work(held, listener, poll).await == Err(Lost) {
+                    let helped = match held.keep(self.help_once()).await {
+                        Err(Lost) => return Ok(Left::Lost),
+                        Ok(helped) => helped?,
+                    };
+                    if !helped && self.wait_for_work(held, listener, poll).await == Err(Lost) {
                         return Ok(Left::Lost);
                     }
                     continue;
