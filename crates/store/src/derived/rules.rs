@@ -241,15 +241,20 @@ pub fn advance_lease(current: &WorkerLease, commit: &ChunkCommit, now_ms: u64) -
 }
 
 /// The checkpoint after a commit, where it moves; `before` is the lease as it was. A folder's that can't move is
-/// [`StoreError::LeaseMoved`].
+/// [`StoreError::LeaseMoved`], and so is a range that is made again above the checkpoint.
 pub fn advance_checkpoint(
     checkpoint: &DerivedCheckpoint,
     before: &WorkerLease,
     commit: &ChunkCommit,
     now_ms: u64,
 ) -> Result<Option<DerivedCheckpoint>> {
-    if before.kind != LeaseKind::Index {
-        return Ok(None);
+    let elsewhere = || StoreError::LeaseMoved {
+        what: format!("the checkpoint of {}, which ends at height {},", checkpoint.service, checkpoint.next),
+        expected: commit.chunk.start(),
+    };
+    if before.kind == LeaseKind::Reindex {
+        // After a reorg there may be nothing yet to make again.
+        return if commit.chunk.end() <= checkpoint.next { Ok(None) } else { Err(elsewhere()) };
     }
     let parent = commit.parent_id.or(before.last_id);
     let is_on_fork = checkpoint.last_id.is_none() || checkpoint.last_id == parent;
@@ -264,10 +269,7 @@ pub fn advance_checkpoint(
     if commit.folded_at.is_none() {
         return Ok(None);
     }
-    Err(StoreError::LeaseMoved {
-        what: format!("the checkpoint of {}, which ends at height {},", checkpoint.service, checkpoint.next),
-        expected: commit.chunk.start(),
-    })
+    Err(elsewhere())
 }
 
 /// Step 3 of a commit. `known` are the entries that this store has begun, ascending, from the one after `base_id`, at which it began to follow.

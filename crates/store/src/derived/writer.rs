@@ -98,7 +98,8 @@ pub trait DerivedWriter: Send + Sync {
     ///    `parent_id` as its id (or has no id yet).
     ///
     /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.
-    /// A lease of kind `Reindex` never moves the checkpoint. A service that was never registered, or is being reset, commits nothing:
+    /// A lease of kind `Reindex` never moves the checkpoint, and its chunks end at or below it: [`crate::StoreError::LeaseMoved`] otherwise,
+    /// since after a reorg there may be nothing yet to make again. A service that was never registered, or is being reset, commits nothing:
     /// [`crate::StoreError::LeaseMoved`]. The shape is checked before: [`super::rules::CheckedChunk`].
     async fn commit_chunk(&self, lease: &WorkerLease, commit: ChunkCommit) -> Result<Committed>;
 }

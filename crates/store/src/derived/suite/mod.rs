@@ -27,6 +27,7 @@ mod tables;
 
 mod applying;
 mod committing;
+mod differential;
 mod forks;
 mod leases;
 mod log;
@@ -137,6 +138,7 @@ pub fn cases() -> Vec<Case> {
         restart::cases(),
         maintaining::cases(),
         log::cases(),
+        differential::cases(),
     ]
     .concat()
 }

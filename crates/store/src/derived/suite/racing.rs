@@ -8,12 +8,12 @@ use super::raw::Raw;
 use super::subject::{Subject, TTL_MS};
 use super::tables::{ASKER, MAPPER, MOVES, NAMES, map};
 use super::{Case, CaseResult, DerivedFactory, Failure, TestDerived};
+use crate::StoreError;
 use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseStatus, WorkerLease};
 use crate::derived::row::Row;
 use crate::derived::value::Value;
 use crate::derived::writer::{ApplyProgress, ChunkCommit, TableRows};
 use crate::suite::check::{holds, same};
-use crate::StoreError;
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("racing":

@@ -10,7 +10,7 @@ use super::tables::{MAPPER, MOVES};
 use super::{Case, CaseResult, DerivedFactory};
 use crate::derived::lease::{LeaseEnd, LeaseStatus};
 use crate::derived::writer::{ChunkCommit, Repairs, SeamAlarm};
-use crate::suite::check::same;
+use crate::suite::check::{refused, same};
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("repairing":
@@ -158,11 +158,17 @@ async fn leases_that_make_ranges_again_are_not_crossed(factory: Arc<dyn DerivedF
     subject.raw.grow(40, 2);
     let again = subject.claim(MAPPER).await?;
     same("the one that is made again", again.range, range)?;
+    let above = subject.try_commit(&again, 22).await?;
+    refused("made again above the checkpoint", above, super::committing::is_moved)?;
     subject.work(again, 100).await?;
     same("repaired", subject.store.repair_checkpoints().await?, Repairs::default())?;
     Subject::ends(&subject.checkpoint(MAPPER).await?, 21, Some(id(20, 1)))?;
     same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
     subject.index_all(10, 10).await?;
+    subject.dumps_as_its_chain().await?;
+    subject.clock.advance_ms(1_000);
+    let again = subject.work(subject.claim(MAPPER).await?, 100).await?;
+    same("made again then", (again.range, again.status), (range, LeaseStatus::Completed))?;
     subject.dumps_as_its_chain().await
 }
 

@@ -8,7 +8,7 @@ use super::raw::{NO_BLOCK, Raw};
 use super::tables::{ASKER, CODES, FOLDER, MAPPER, MOVES, NAMES, ask, catalog, fold, map};
 use super::{CaseResult, DerivedFactory, DerivedPlace, Failure, MemoryFactory, TestClock, TestDerived};
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
-use crate::derived::lease::{ClaimRequest, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
+use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::{DerivedSnapshot, Scan};
 use crate::derived::row::Row;
 use crate::derived::value::Value;
@@ -199,10 +199,9 @@ impl Subject {
 
     /// Works off a lease in chunks as far as it goes; gives it back where that is not its end.
     pub(super) async fn work(&self, mut lease: WorkerLease, chunk_heights: u64) -> CaseResult<WorkerLease> {
-        let limit = if lease.kind == LeaseKind::Index {
-            self.limit(&lease.service).await?
-        } else {
-            lease.range.end()
+        let limit = match lease.kind {
+            LeaseKind::Index => self.limit(&lease.service).await?,
+            LeaseKind::Reindex => self.checkpoint(&lease.service).await?.next,
         };
         let end = lease.range.end().min(limit);
         while lease.done_to < end {
@@ -210,7 +209,14 @@ impl Subject {
             lease = self.commit(&lease, to.get()).await?.lease;
         }
         if lease.status != LeaseStatus::Completed {
-            self.store.end(&lease, crate::derived::lease::LeaseEnd::Released).await?;
+            // What is made again waits for the checkpoint, and is not in the way of what moves that.
+            let end = match lease.kind {
+                LeaseKind::Index => LeaseEnd::Released,
+                LeaseKind::Reindex => {
+                    LeaseEnd::Transient { message: "it is above the checkpoint".into(), retry_in_ms: 1_000 }
+                }
+            };
+            self.store.end(&lease, end).await?;
         }
         Ok(lease)
     }
@@ -224,7 +230,7 @@ impl Subject {
         };
         while let Some(lease) = self.store.claim(&request).await? {
             let worked = self.work(lease, chunk_heights).await?;
-            if worked.status != LeaseStatus::Completed {
+            if worked.status != LeaseStatus::Completed && worked.kind == LeaseKind::Index {
                 break;
             }
         }
