@@ -28,7 +28,7 @@ impl DerivedFactory for Places {
     }
 
     fn expired_leases(&self) -> u64 {
-        100_000
+        20_000
     }
 }
 

@@ -25,6 +25,9 @@ pub(super) struct FileKind {
     synchronous: &'static str,
     /// How many compiled statements a connection keeps.
     statements: usize,
+    page_bytes: u32,
+    /// When a commit copies the write-ahead log into the file.
+    checkpoint_bytes: u32,
 }
 
 /// The raw store; "cair". Every commit reaches the disk before it is answered.
@@ -34,6 +37,9 @@ pub(super) static RAW: FileKind = FileKind {
     migrations: &[include_str!("0001.sql"), include_str!("0002.sql")],
     synchronous: "FULL",
     statements: 96,
+    // A page of an index run and its row fill one page of the file.
+    page_bytes: 8_192,
+    checkpoint_bytes: 32 << 20,
 };
 
 /// The app store; "capp". Its tables of derived rows are made from the catalog, beside the migrations; see there why it need not
@@ -44,13 +50,10 @@ pub(super) static APP: FileKind = FileKind {
     migrations: &[include_str!("derived/0001.sql")],
     synchronous: "NORMAL",
     statements: 384,
+    // Keys of hashes and addresses come in no order: nearly each one changes another page, and all of that page is written.
+    page_bytes: 4_096,
+    checkpoint_bytes: 256 << 20,
 };
-
-/// With it a page of an index run and its row fill one page of the file.
-const PAGE_BYTES: u32 = 8_192;
-
-/// When a commit copies the write-ahead log into the file: 32 MiB.
-const CHECKPOINT_PAGES: u32 = 4_096;
 
 /// The write-ahead log is cut to this size when it starts anew.
 pub(super) const WAL_BYTES: u64 = 64 << 20;
@@ -100,7 +103,7 @@ impl FileKind {
         conn.busy_timeout(Duration::from_millis(busy_timeout_ms)).map_err(db)?;
         self.demand_ours(conn)?;
         self.refuse_newer(self.version(conn)?)?;
-        conn.pragma_update(None, "page_size", PAGE_BYTES).map_err(db)?;
+        conn.pragma_update(None, "page_size", self.page_bytes).map_err(db)?;
         let mode: String =
             conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(db)?;
         if !mode.eq_ignore_ascii_case("wal") {
@@ -110,7 +113,8 @@ impl FileKind {
             )));
         }
         conn.pragma_update(None, "synchronous", self.synchronous).map_err(db)?;
-        conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(db)?;
+        conn.pragma_update(None, "wal_autocheckpoint", self.checkpoint_bytes / self.page_bytes)
+            .map_err(db)?;
         conn.pragma_update(None, "journal_size_limit", WAL_BYTES as i64).map_err(db)?;
         self.configure(conn, cache_bytes)?;
         self.migrate(conn)

@@ -25,7 +25,10 @@ CREATE TABLE reorgs_applied (
     first_orphan INTEGER NOT NULL, -- the height after the common block
     common_id BLOB NOT NULL,
     begun_at INTEGER NOT NULL,
-    applied_at INTEGER
+    applied_at INTEGER,
+    -- While it is being applied: state up to this table and key has been restored.
+    restored_table TEXT NOT NULL DEFAULT '',
+    restored_key BLOB NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE indexing_checkpoints (
@@ -58,8 +61,9 @@ CREATE TABLE worker_leases (
     CHECK (from_height < to_height),
     CHECK (done_to BETWEEN from_height AND to_height)
 ) STRICT;
-CREATE INDEX worker_leases_active ON worker_leases (lease_expires_at) WHERE status = 'ACTIVE';
-CREATE INDEX worker_leases_open ON worker_leases (worker_type, from_height) WHERE status <> 'COMPLETED';
+-- There are as many active ones as workers, and few failed ones.
+CREATE INDEX worker_leases_active ON worker_leases (worker_type, lease_expires_at) WHERE status = 'ACTIVE';
+CREATE INDEX worker_leases_failed ON worker_leases (worker_type, from_height) WHERE status = 'FAILED';
 
 -- Leases of one service and kind never overlap: the highest one that begins below the new one's end has to end at or below its
 -- beginning, which is enough because the others don't overlap with it.

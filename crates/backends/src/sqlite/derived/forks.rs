@@ -1,6 +1,6 @@
 //! Applying the raw store's reorg log: every verb is one transaction, and so holds the gate.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use cairn_core::Height;
@@ -111,7 +111,7 @@ pub(super) fn prune_undo(conn: &Connection, below: Height, max_rows: usize) -> R
     let mut delete = conn
         .prepare_cached("DELETE FROM state_undo WHERE height = ?1 AND table_name = ?2 AND row_key = ?3")
         .map_err(db)?;
-    let mut floors: std::collections::BTreeMap<&str, i64> = std::collections::BTreeMap::new();
+    let mut floors: BTreeMap<&str, i64> = BTreeMap::new();
     for (height, table, key) in &doomed {
         delete.execute(params![height, table, key]).map_err(db)?;
         floors.insert(table, *height);
@@ -194,7 +194,7 @@ impl Write<'_> {
         })
     }
 
-    fn apply_step(&self, first_orphan: Height, max_rows: usize) -> Result<ApplyProgress> {
+    fn apply_step(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<ApplyProgress> {
         // `first_orphan` is the height after a block's.
         let above = first_orphan.saturating_sub(1);
         let mut left = max_rows;
@@ -207,43 +207,63 @@ impl Write<'_> {
             }
         }
         if left > 0 {
-            self.restore_state(first_orphan, left)?;
+            self.restore_state(entry_id, first_orphan, left)?;
         }
         Ok(if self.is_clean(first_orphan)? { ApplyProgress::Done } else { ApplyProgress::More })
     }
 
-    /// Restores rows of state, lowest change first: the first undo row of a key says what it was at the common block, and the
-    /// others of that key go with it.
-    fn restore_state(&self, first_orphan: Height, max_rows: usize) -> Result<()> {
-        type Undo = (String, Vec<u8>, Option<Vec<u8>>);
-        let undo: Vec<Undo> = self
+    /// Restores rows of state in the order of their keys, so that each page of a table is written about once: the first undo row of a key
+    /// at or above `first_orphan` says what it was at the common block, and the others of that key go with it. The place where a step
+    /// ends is kept for the next one; nobody writes undo rows at these heights meanwhile (step 3 of a commit).
+    fn restore_state(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<()> {
+        let restored: (String, Vec<u8>) = self
+            .tx
+            .prepare_cached("SELECT restored_table, restored_key FROM reorgs_applied WHERE id = ?1")
+            .and_then(|mut statement| {
+                statement.query_row([number(entry_id)], |row| Ok((row.get(0)?, row.get(1)?)))
+            })
+            .map_err(db)?;
+        let mut undo: Vec<(String, Vec<u8>, i64)> = self
             .tx
             .prepare_cached(
-                "SELECT table_name, row_key, before_row FROM state_undo WHERE height >= ?1 \
-                 ORDER BY height, table_name, row_key LIMIT ?2",
+                "SELECT table_name, row_key, height FROM state_undo INDEXED BY state_undo_row \
+                 WHERE (table_name, row_key) > (?1, ?2) AND height >= ?3 ORDER BY table_name, row_key, height LIMIT ?4",
             )
             .and_then(|mut statement| {
-                let bounds = [sql(first_orphan), number(max_rows as u64)];
+                let bounds = params![restored.0, restored.1, sql(first_orphan), number(max_rows as u64)];
                 statement.query_map(bounds, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect()
             })
+            .map_err(db)?;
+        // The first of each key is its lowest.
+        undo.dedup_by(|later, first| later.0 == first.0 && later.1 == first.1);
+        let mut find = self
+            .tx
+            .prepare_cached(
+                "SELECT before_row FROM state_undo WHERE height = ?1 AND table_name = ?2 AND row_key = ?3",
+            )
             .map_err(db)?;
         let mut delete = self
             .tx
             .prepare_cached("DELETE FROM state_undo WHERE table_name = ?1 AND row_key = ?2 AND height >= ?3")
             .map_err(db)?;
-        let (mut left, mut done) = (max_rows, HashSet::new());
-        for (name, key, before) in &undo {
+        let mut left = max_rows;
+        let mut last = (String::new(), Vec::new());
+        for (name, key, height) in undo {
             if left == 0 {
                 break;
             }
-            if !done.insert((name, key)) {
-                continue;
-            }
-            let table = self.tables.get(name)?;
-            let before = before.as_deref().map(|bytes| decode_row(table, bytes)).transpose()?;
-            rows::restore(self.tx, table, &Key::decode(key)?, before.as_ref())?;
+            let before: Option<Vec<u8>> =
+                find.query_row(params![height, name, key], |row| row.get(0)).map_err(db)?;
+            let table = self.tables.get(&name)?;
+            let before = before.map(|bytes| decode_row(table, &bytes)).transpose()?;
+            rows::restore(self.tx, table, &Key::decode(&key)?, before.as_ref())?;
             left = left.saturating_sub(delete.execute(params![name, key, sql(first_orphan)]).map_err(db)?);
+            last = (name, key);
         }
+        self.tx
+            .prepare_cached("UPDATE reorgs_applied SET restored_table = ?2, restored_key = ?3 WHERE id = ?1")
+            .and_then(|mut statement| statement.execute(params![number(entry_id), last.0, last.1]))
+            .map_err(db)?;
         Ok(())
     }
 
@@ -305,7 +325,7 @@ impl ReorgApplier for SqliteDerived {
                     "apply_step: max_rows is 0; nothing would ever be undone".into(),
                 ));
             }
-            write.apply_step(first_orphan, max_rows)
+            write.apply_step(entry_id, first_orphan, max_rows)
         })
         .await
     }

@@ -237,22 +237,30 @@ impl Write<'_> {
 
     /// The lowest lease that may be taken over: FAILED and due, or expired.
     fn lowest_due(&self, request: &ClaimRequest) -> Result<Option<WorkerLease>> {
-        select_one(
+        let (service, version, now_ms) = (&request.service, request.version, number(self.now_ms));
+        let failed = select_one(
             self.tx,
-            "WHERE worker_type = ?1 AND status <> 'COMPLETED' AND version <= ?2 \
-             AND ((status = 'ACTIVE' AND lease_expires_at <= ?3) \
-               OR (status = 'FAILED' AND attempt < ?4 AND next_try_at <= ?3)) \
-             ORDER BY from_height, id LIMIT 1",
-            params![request.service, request.version, number(self.now_ms), MAX_ATTEMPTS],
-        )
+            "INDEXED BY worker_leases_failed WHERE worker_type = ?1 AND status = 'FAILED' AND version <= ?2 \
+             AND next_try_at <= ?3 AND attempt < ?4 ORDER BY from_height, id LIMIT 1",
+            params![service, version, now_ms, MAX_ATTEMPTS],
+        )?;
+        let expired = select_one(
+            self.tx,
+            "INDEXED BY worker_leases_active WHERE worker_type = ?1 AND status = 'ACTIVE' AND version <= ?2 \
+             AND lease_expires_at <= ?3 ORDER BY from_height, id LIMIT 1",
+            params![service, version, now_ms],
+        )?;
+        Ok(failed.into_iter().chain(expired).min_by_key(|lease| (lease.range.start(), lease.id)))
     }
 
     /// Whether a lease of kind `Index` is not complete.
     fn is_behind(&self, service: &str) -> Result<bool> {
         self.tx
             .prepare_cached(
-                "SELECT EXISTS (SELECT 1 FROM worker_leases \
-                 WHERE worker_type = ?1 AND kind = 'index' AND status <> 'COMPLETED')",
+                "SELECT EXISTS (SELECT 1 FROM worker_leases INDEXED BY worker_leases_active \
+                                WHERE worker_type = ?1 AND kind = 'index' AND status = 'ACTIVE') \
+                     OR EXISTS (SELECT 1 FROM worker_leases INDEXED BY worker_leases_failed \
+                                WHERE worker_type = ?1 AND kind = 'index' AND status = 'FAILED')",
             )
             .and_then(|mut statement| statement.query_row([service], |row| row.get(0)))
             .map_err(db)
@@ -410,7 +418,7 @@ impl Coordinator for SqliteDerived {
         self.write("reap", move |write| {
             let expired = select(
                 write.tx,
-                "WHERE status = 'ACTIVE' AND lease_expires_at <= ?1 ORDER BY id LIMIT ?2",
+                "INDEXED BY worker_leases_active WHERE status = 'ACTIVE' AND lease_expires_at <= ?1 ORDER BY id LIMIT ?2",
                 [number(write.now_ms), number(limit as u64)],
             )?;
             expired.into_iter().map(|lease| write.reap(lease)).collect()
@@ -477,7 +485,8 @@ impl Coordinator for SqliteDerived {
 
     async fn release_all(&self) -> Result<u64> {
         self.write("release_all", |write| {
-            let held = select(write.tx, "WHERE status = 'ACTIVE' ORDER BY id", [])?;
+            let held =
+                select(write.tx, "INDEXED BY worker_leases_active WHERE status = 'ACTIVE' ORDER BY id", [])?;
             let count = held.len() as u64;
             for lease in held {
                 give_back(write.tx, lease, write.now_ms)?;

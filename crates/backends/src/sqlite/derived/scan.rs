@@ -263,3 +263,94 @@ pub(super) fn size(conn: &Connection, table: &TableSql) -> Result<(String, u64, 
         u128::from(bytes.unsigned_abs()) * u128::from(count) / u128::from(sampled.unsigned_abs().max(1));
     Ok((name.to_owned(), count, u64::try_from(bytes).unwrap_or(u64::MAX)))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cairn_core::SystemClock;
+    use cairn_store::derived::{
+        BLOCK_HEIGHT, Catalog, Column, ColumnType, IndexDef, LAST_HEIGHT, TableDef, column,
+    };
+
+    use super::super::tables::Tables;
+    use super::super::{SqliteDerived, SqliteDerivedOptions};
+    use super::*;
+
+    const COLUMNS: &[Column] = &[
+        column(BLOCK_HEIGHT, ColumnType::Int),
+        column("event", ColumnType::Int),
+        column("token", ColumnType::Bytes),
+        column("owner", ColumnType::Bytes).nullable(),
+        column(LAST_HEIGHT, ColumnType::Int),
+    ];
+    const INDEXES: &[IndexDef] = &[
+        IndexDef { name: "token", columns: &["token"] },
+        IndexDef { name: "owner", columns: &["owner", "token"] },
+        IndexDef { name: "height", columns: &[BLOCK_HEIGHT, "token"] },
+    ];
+    static NARROW: TableDef = TableDef {
+        name: "narrow",
+        service: "w",
+        class: TableClass::Events { partition_heights: 1 },
+        columns: COLUMNS,
+        key: &[BLOCK_HEIGHT, "event"],
+        indexes: INDEXES,
+    };
+    static WIDE: TableDef = TableDef {
+        name: "wide",
+        service: "w",
+        class: TableClass::Content,
+        columns: COLUMNS,
+        key: &["token", "event"],
+        indexes: INDEXES,
+    };
+    static ONE: TableDef = TableDef {
+        name: "one",
+        service: "w",
+        class: TableClass::State,
+        columns: COLUMNS,
+        key: &["event"],
+        indexes: INDEXES,
+    };
+
+    /// Every walk goes along its index between its two ends, and sorts nothing.
+    #[tokio::test]
+    async fn no_scan_sorts_or_walks_a_whole_table() {
+        let dir = tempfile::tempdir().expect("dir");
+        let catalog = Catalog::new([&NARROW, &WIDE, &ONE]).expect("right");
+        let options = SqliteDerivedOptions::new(dir.path());
+        drop(SqliteDerived::open(options, catalog.clone(), Arc::new(SystemClock)).await.expect("opens"));
+        let conn = Connection::open(dir.path().join("app.sqlite")).expect("opens");
+        let tables = Tables::new(&catalog).expect("right");
+        let bounds = Bounds::all(Height(1_000));
+        let sample = |ty| if ty == ColumnType::Int { Value::Int(3) } else { Value::bytes(b"x") };
+        let mut plans = 0;
+        for table in tables.all() {
+            for index in [None, Some("token"), Some("owner"), Some("height")] {
+                let columns = table.table.index_columns(index).expect("is there");
+                let value = |at: &usize| sample(table.table.def().columns[*at].ty);
+                for prefix in 0..=columns.len() {
+                    for bound in 0..=columns.len() - prefix {
+                        let values: Vec<Value> = columns[prefix..prefix + bound].iter().map(value).collect();
+                        let scan = Scan {
+                            index,
+                            prefix: columns[..prefix].iter().map(value).collect(),
+                            lower: Bound::Excluded(values.clone()),
+                            upper: Bound::Included(values),
+                            descending: bound % 2 == 1,
+                            ..Scan::new(table.table.name(), 5)
+                        };
+                        let walk = Walk::new(table, &scan, bounds).expect("right");
+                        let plan = walk.plan(&conn).expect("is understood").join("; ");
+                        assert!(!plan.contains("TEMP B-TREE"), "{plan}: {}", walk.sql);
+                        let is_bounded = prefix + bound > 0;
+                        assert!(!is_bounded || plan.starts_with("SEARCH"), "{plan}: {}", walk.sql);
+                        plans += 1;
+                    }
+                }
+            }
+        }
+        assert!(plans > 60, "{plans}");
+    }
+}

@@ -47,6 +47,12 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
+    /// Those of a settled store whose services all stand here.
+    #[cfg(test)]
+    pub(super) fn all(next: Height) -> Bounds {
+        Bounds { next: Some(next), applying: None }
+    }
+
     /// The row as it may be seen.
     pub(super) fn visible(&self, conn: &Connection, table: &TableSql, row: Row) -> Result<Option<Row>> {
         let height = table.table.height_column().and_then(|at| row.0[at].as_height());
