@@ -20,6 +20,9 @@ use crate::postgres::copy::PgTimestamp;
 
 type Faulty<T> = std::result::Result<T, Fault>;
 
+/// How often a claim is tried while others take what it would have taken.
+const MAX_CLAIMS: usize = 1_000;
+
 /// The most expired leases that one claim reaps on its way.
 const MAX_REAPED_BY_CLAIM: usize = 64;
 
@@ -42,13 +45,17 @@ impl Coordinator for PgDerived {
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Option<WorkerLease>> {
         // Somebody may insert the same range first; then it is asked again.
-        loop {
+        for _ in 0..MAX_CLAIMS {
             match self.shared.rerun(|| claim(&self.shared, request).boxed()).await? {
                 Claim::Lease(lease) => return Ok(Some(*lease)),
                 Claim::Nothing => return Ok(None),
                 Claim::Again => {}
             }
         }
+        Err(StoreError::Busy(format!(
+            "others were quicker {MAX_CLAIMS} times to claim a range of {}",
+            request.service
+        )))
     }
 
     async fn renew(&self, lease: &WorkerLease, ttl_ms: u64) -> Result<WorkerLease> {

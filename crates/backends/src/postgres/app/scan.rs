@@ -11,6 +11,7 @@ use cairn_core::Height;
 use cairn_store::derived::{MAX_SCAN_ROWS, Row, Scan, ScanPage, TableClass, Value};
 use cairn_store::{Result, StoreError};
 
+use super::lease::column;
 use super::snapshot::PgSnapshot;
 use super::tables::PgTable;
 use super::value::{Field, param_type};
@@ -138,6 +139,20 @@ impl<'a> Walk<'a> {
 
     fn fits(&self, row: &Row) -> bool {
         self.filters.iter().all(|&(at, value)| row.0[at] == *value)
+    }
+
+    /// How the server runs the first statement of the scan, with the pages that it touched.
+    pub(super) async fn explain(&self, snapshot: &PgSnapshot) -> Result<String> {
+        let conn = snapshot.conn()?;
+        let (text, values) = self.statement(None);
+        let fields: Vec<Field<'_>> = values.iter().map(Field).collect();
+        let limit = super::int_of(self.limit as u64 + 1);
+        let mut params: Vec<Param<'_>> = fields.iter().map(|field| field as Param<'_>).collect();
+        params.push(&limit);
+        let explain = format!("EXPLAIN (ANALYZE, BUFFERS, COSTS off, TIMING off, SUMMARY off) {text}");
+        let lines = conn.query(&explain, &params).await?;
+        let lines = lines.iter().map(|line| column::<&str>(line, 0)).collect::<Result<Vec<_>>>()?;
+        Ok(lines.join("\n"))
     }
 
     async fn fetch(&self, conn: &PgConn, after: Option<&[Value]>, limit: usize) -> Result<Vec<Row>> {

@@ -114,7 +114,18 @@ async fn table_is_there(conn: &PgConn, table: &PgTable, found: Option<&str>) -> 
     Ok(())
 }
 
-/// Adds the indexes that are missing. Those of partitioned tables are made by [`super::partitions`] where they are put off.
+/// Whether the indexes of a table are built one partition at a time, by [`super::partitions`]: asked for, or since there are partitions
+/// already, whose writers would all wait.
+async fn is_put_off(conn: &PgConn, shared: &Shared, table: &PgTable) -> Result<bool> {
+    if table.partition_heights().is_none() {
+        return Ok(false);
+    }
+    let sql = "SELECT EXISTS (SELECT 1 FROM pg_inherits WHERE inhparent = to_regclass($1))";
+    let has_partitions: bool = conn.query_one(sql, &[&table.name]).await?.try_get(0).map_err(db)?;
+    Ok(shared.options.defer_indexes || has_partitions)
+}
+
+/// Adds the indexes that are missing.
 async fn indexes_are_there(conn: &PgConn, shared: &Shared, table: &PgTable) -> Result<()> {
     let def = table.table.def();
     let known = conn
@@ -139,7 +150,7 @@ async fn indexes_are_there(conn: &PgConn, shared: &Shared, table: &PgTable) -> R
             }
             None => {}
         }
-        if table.partition_heights().is_none() || !shared.options.defer_indexes {
+        if !is_put_off(conn, shared, table).await? {
             conn.batch("SET LOCAL statement_timeout = 0").await?;
             let name = quoted(&index_name(def.name, index.name));
             conn.batch(&format!("CREATE INDEX {name} ON {} ({columns})", table.name)).await?;

@@ -40,6 +40,19 @@ const MAX_DEAD: usize = 64;
 #[async_trait]
 impl DerivedReader for PgDerived {
     async fn snapshot(&self) -> Result<Arc<dyn DerivedSnapshot>> {
+        Ok(Arc::new(self.open_snapshot().await?))
+    }
+}
+
+impl PgDerived {
+    /// How the server runs a scan, with the pages that it touched: for operators and benchmarks.
+    pub async fn explain(&self, scan: &Scan) -> Result<String> {
+        let snapshot = self.open_snapshot().await?;
+        let table = snapshot.table(scan.table)?;
+        Walk::new(table, scan, snapshot.hidden_from(table))?.explain(&snapshot).await
+    }
+
+    async fn open_snapshot(&self) -> Result<PgSnapshot> {
         const BEGUN: &str =
             "SELECT r.first_orphan FROM app.reorg_state s JOIN app.reorgs_applied r ON r.id = s.begun_id
              WHERE s.begun_id > s.applied_id";
@@ -69,7 +82,7 @@ impl DerivedReader for PgDerived {
             });
             ending.abort_handle()
         });
-        Ok(Arc::new(PgSnapshot {
+        Ok(PgSnapshot {
             tables: self.shared.tables.clone(),
             statement_bytes: self.shared.options.statement_bytes,
             conn,
@@ -78,7 +91,7 @@ impl DerivedReader for PgDerived {
             checkpoints: checkpoints.iter().map(checkpoint_of).collect::<Result<_>>()?,
             forks,
             first_orphan: first_orphan.map(|height| Height(height.max(0) as u64)),
-        }))
+        })
     }
 }
 
