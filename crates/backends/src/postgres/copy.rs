@@ -23,6 +23,8 @@ pub struct CopyBuf {
     now: BytesMut,
     rows: u64,
     bytes: u64,
+    /// Instead of all that.
+    whole: Option<Bytes>,
 }
 
 impl Default for CopyBuf {
@@ -36,7 +38,7 @@ impl CopyBuf {
     pub fn new() -> Self {
         let mut now = BytesMut::with_capacity(4096);
         now.put_slice(HEADER);
-        CopyBuf { full: Vec::new(), now, rows: 0, bytes: 0 }
+        CopyBuf { full: Vec::new(), now, rows: 0, bytes: 0, whole: None }
     }
 
     /// Begins a row of `columns` columns.
@@ -163,8 +165,22 @@ impl CopyBuf {
         self
     }
 
+    /// Rows that are encoded already, with header and trailer, as a binary COPY out of the server gives them.
+    pub fn encoded(bytes: Bytes) -> Self {
+        let mut rows = CopyBuf::new();
+        rows.whole = Some(bytes);
+        rows
+    }
+
     /// The pieces to be sent.
     pub fn finish(mut self) -> Vec<Bytes> {
+        if let Some(mut whole) = self.whole {
+            let mut pieces = Vec::with_capacity(whole.len() / PIECE_BYTES + 1);
+            while !whole.is_empty() {
+                pieces.push(whole.split_to(whole.len().min(PIECE_BYTES)));
+            }
+            return pieces;
+        }
         self.now.put_i16(-1);
         self.full.push(self.now.freeze());
         self.full
@@ -373,7 +389,7 @@ mod tests {
         assert_eq!(hex::encode(encoded(true, &1_234_567u64.to_be_bytes())), "0002000140000000007b11d7");
         let max = encoded(false, &[0xff; 32]);
         assert_eq!(hex::encode(&max[..8]), "0014001300000000");
-        assert_eq!(hex::encode(&max[8..12]), "000b0931");
+        assert_eq!(hex::encode(&max[8..12]), "000b16a0");
     }
 
     #[test]

@@ -263,5 +263,7 @@ CREATE UNIQUE INDEX payloads_usable ON raw.payloads (hash) WHERE state <> 'delet
 CREATE INDEX payloads_not_live ON raw.payloads (changed_at) WHERE state <> 'live';
 CREATE INDEX transactions_payload ON raw.transactions (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX events_payload ON raw.events (payload_ref) WHERE payload_ref IS NOT NULL;
+CREATE INDEX collections_payload ON raw.collections (payload_ref) WHERE payload_ref IS NOT NULL;
+CREATE INDEX execution_results_payload ON raw.execution_results (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX orphan_transactions_payload ON raw.orphan_transactions (payload_ref) WHERE payload_ref IS NOT NULL;
 CREATE INDEX orphan_events_payload ON raw.orphan_events (payload_ref) WHERE payload_ref IS NOT NULL;

@@ -26,6 +26,7 @@ mod moves;
 mod options;
 mod pack;
 mod read;
+mod repair;
 mod rows;
 mod runs;
 mod schema;
@@ -39,12 +40,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use cairn_core::Clock;
 use cairn_store::memory::CommitHook;
-use cairn_store::{PayloadRegistry, PayloadStore, RawReader, RawSnapshot, Result, StoreError};
+use cairn_store::{PayloadStore, RawReader, RawSnapshot, Result, StoreError};
 
 use super::error::db;
-use super::{Partitions, PgConn, PgPool, migrate};
+use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, migrate};
 
 pub use options::{PartitionSizes, PgRawOptions};
+pub use repair::Repaired;
 pub use tx::StatementHook;
 
 use snapshot::PgSnapshot;
@@ -76,7 +78,7 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub(super) struct Payloads {
     store: Arc<dyn PayloadStore>,
-    registry: Arc<dyn PayloadRegistry>,
+    registry: PgPayloadRegistry,
 }
 
 impl std::fmt::Debug for PgRawStore {
@@ -92,20 +94,19 @@ impl PgRawStore {
         Self::open_with(options, clock, None).await
     }
 
-    /// The same, with large payloads in `payloads`, whose objects are registered in the same database.
+    /// The same, with large payloads in object storage, whose objects are registered in the same database. `init` claims the object storage.
     pub async fn open_with_payloads(
         options: PgRawOptions,
         clock: Option<Arc<dyn Clock>>,
         store: Arc<dyn PayloadStore>,
-        registry: Arc<dyn PayloadRegistry>,
     ) -> Result<PgRawStore> {
-        Self::open_with(options, clock, Some(Payloads { store, registry })).await
+        Self::open_with(options, clock, Some(store)).await
     }
 
     async fn open_with(
         options: PgRawOptions,
         clock: Option<Arc<dyn Clock>>,
-        payloads: Option<Payloads>,
+        payloads: Option<Arc<dyn PayloadStore>>,
     ) -> Result<PgRawStore> {
         let pool = PgPool::new(options.pg.clone())?;
         let mut conn = pool.get().await?;
@@ -124,6 +125,8 @@ impl PgRawStore {
             partitions.complete_indexes(&pool).await?;
             partitions.maintain(&pool, tip.map(|tip| tip.height.next())).await?;
         }
+        let payloads =
+            payloads.map(|store| Payloads { store, registry: PgPayloadRegistry::new(pool.clone()) });
         let shared = Shared {
             pool,
             options,

@@ -113,13 +113,7 @@ impl EncodedBatch {
     pub(super) async fn write(&self, tx: &Tx, stored: &[Height]) -> Result<()> {
         let is_new = |encoded: &&EncodedBlock| stored.binary_search(&encoded.block.facts.height).is_err();
         let new: Vec<&EncodedBlock> = self.blocks.iter().filter(is_new).collect();
-        let rows = Rows::of(&new, &self.objects);
-        tx.copy_in(COPY_BLOCKS, rows.blocks).await?;
-        tx.copy_in(COPY_TRANSACTIONS, rows.transactions).await?;
-        tx.copy_in(COPY_EVENTS, rows.events).await?;
-        tx.copy_in(COPY_BLOCK_LOOKUP, rows.block_lookup).await?;
-        tx.copy_in(COPY_TX_LOOKUP, rows.tx_lookup).await?;
-        tx.copy_in(COPY_EVM_LOOKUP, rows.evm_lookup).await?;
+        self.copy(tx, &new).await?;
         // A run for each stretch of new blocks, so that no height is ever in two runs.
         for stretch in new.chunk_by(|a, b| a.block.facts.height.next() == b.block.facts.height) {
             if let Some(run) = build_run(stretch)? {
@@ -127,6 +121,22 @@ impl EncodedBatch {
             }
         }
         Ok(())
+    }
+
+    /// Writes all blocks and their lookups, but no index entries: repair.
+    pub(super) async fn write_rows(&self, tx: &Tx) -> Result<()> {
+        let all: Vec<&EncodedBlock> = self.blocks.iter().collect();
+        self.copy(tx, &all).await
+    }
+
+    async fn copy(&self, tx: &Tx, blocks: &[&EncodedBlock]) -> Result<()> {
+        let rows = Rows::of(blocks, &self.objects);
+        tx.copy_in(COPY_BLOCKS, rows.blocks).await?;
+        tx.copy_in(COPY_TRANSACTIONS, rows.transactions).await?;
+        tx.copy_in(COPY_EVENTS, rows.events).await?;
+        tx.copy_in(COPY_BLOCK_LOOKUP, rows.block_lookup).await?;
+        tx.copy_in(COPY_TX_LOOKUP, rows.tx_lookup).await?;
+        tx.copy_in(COPY_EVM_LOOKUP, rows.evm_lookup).await
     }
 }
 

@@ -14,7 +14,7 @@ use super::rows::EncodedBatch;
 use super::tx::Tx;
 use super::{PgRawStore, Shared, blocking, moves, read, runs, snapshot};
 use crate::postgres::error::{corrupt, db};
-use crate::postgres::{CopyBuf, PgConn};
+use crate::postgres::{CopyBuf, PgConn, payloads};
 
 /// How often a batch is uploaded again where the collector took an object of it away meanwhile.
 pub(super) const MAX_OFFLOADS: u32 = 4;
@@ -23,12 +23,18 @@ pub(super) const MAX_OFFLOADS: u32 = 4;
 impl RawWriter for PgRawStore {
     async fn init(&self, info: StoreInfo) -> Result<HeadRow> {
         let info = Arc::new(info);
-        self.shared
+        let head = self
+            .shared
             .commit("init", |tx| {
                 let info = info.clone();
                 Box::pin(async move { init(tx, &info).await })
             })
-            .await
+            .await?;
+        if let Some(payloads) = &self.shared.payloads {
+            // Objects of two stores in one place would be collected by each other.
+            payloads.store.claim(&owner(&head.info.uuid)).await?;
+        }
+        Ok(head)
     }
 
     async fn acquire(&self) -> Result<HeadRow> {
@@ -130,7 +136,7 @@ impl Shared {
             return Ok(batch);
         };
         let options = OffloadOptions::default();
-        let objects = offload(&*payloads.store, &*payloads.registry, batch.large(), options).await?;
+        let objects = offload(&*payloads.store, &payloads.registry, batch.large(), options).await?;
         let mut batch = Arc::try_unwrap(batch)
             .map_err(|_| StoreError::Database("a batch is still being written".into()))?;
         batch.set_objects(objects);
@@ -150,32 +156,17 @@ pub(super) fn is_object_lost(error: &StoreError) -> bool {
     matches!(error, StoreError::Busy(what) if what == OBJECT_LOST)
 }
 
-/// The first statement about a batch's objects: locks and revives them; see [`cairn_store::PayloadRegistry`], "making live".
-pub(super) async fn make_live(tx: &Tx, encoded: &EncodedBatch) -> Result<()> {
-    let mut objects = encoded.objects().to_vec();
-    if objects.is_empty() {
+/// The first statement about a batch's objects: locks and revives them.
+pub(super) async fn make_live(tx: &Tx, batch: &EncodedBatch) -> Result<()> {
+    if batch.objects().is_empty() || payloads::make_live(tx.conn(), batch.objects()).await?.is_empty() {
         return Ok(());
     }
-    objects.sort_unstable();
-    objects.dedup();
-    let hashes: Vec<&[u8]> = objects.iter().map(|object| &object.hash.as_bytes()[..]).collect();
-    let generations: Vec<i64> = objects.iter().map(|object| object.generation as i64).collect();
-    let live = tx
-        .query(
-            "WITH wanted AS MATERIALIZED ( \
-               SELECT p.hash, p.generation FROM raw.payloads p \
-               JOIN unnest($1::bytea[], $2::bigint[]) AS w (hash, generation) USING (hash, generation) \
-               WHERE p.state <> 'deleting' ORDER BY p.hash, p.generation FOR UPDATE OF p) \
-             UPDATE raw.payloads p SET state = 'live', changed_at = clock_timestamp() \
-             FROM wanted w WHERE (p.hash, p.generation) = (w.hash, w.generation) AND p.state <> 'deleting' \
-             RETURNING p.hash, p.generation",
-            &[&hashes, &generations],
-        )
-        .await?;
-    if live.len() < objects.len() {
-        return Err(object_lost());
-    }
-    Ok(())
+    Err(object_lost())
+}
+
+/// A store's name among those that might share object storage: its uuid as hex digits.
+fn owner(uuid: &[u8; 16]) -> String {
+    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 async fn init(tx: &Tx, info: &StoreInfo) -> Result<HeadRow> {
