@@ -37,6 +37,16 @@ pub enum Command {
     Serve(ServeArgs),
     /// Say what an archive holds: head, finality, gaps, reorgs, sizes.
     Status(StatusArgs),
+    /// Ranges of derived work: list them, free dead ones, take one from its holder.
+    Leases(LeasesArgs),
+    /// The workers of derived tables: how far they are; pause, resume.
+    Workers(WorkersArgs),
+    /// What could not be indexed: list, close, try again.
+    Errors(ErrorsArgs),
+    /// Make derived rows again while everything else goes on.
+    Reindex(ReindexArgs),
+    /// Make or bring up to date the schemas of both databases.
+    Migrate(MigrateArgs),
     /// Check every stored block against its own hashes, roots, links and index entries. Names what is wrong.
     Verify(VerifyArgs),
     /// Print the configuration in force, secrets hidden.
@@ -132,9 +142,153 @@ pub struct ListenArgs {
     pub upstream: Option<String>,
 }
 
+/// Which parts of the work a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Role {
+    /// Everything.
+    All,
+    /// Takes blocks, and serves nothing but health and metrics.
+    Ingest,
+    /// Derives tables.
+    Work,
+    /// Answers.
+    Api,
+}
+
+/// `cairn leases`.
+#[derive(Debug, Args)]
+pub struct LeasesArgs {
+    #[command(subcommand)]
+    pub command: LeasesCommand,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// What to do with leases.
+#[derive(Debug, Subcommand)]
+pub enum LeasesCommand {
+    /// List them.
+    List {
+        /// Of this worker only.
+        #[arg(long, value_name = "NAME")]
+        worker: Option<String>,
+        /// In this state only.
+        #[arg(long, value_name = "STATUS", value_parser = ["ACTIVE", "COMPLETED", "FAILED"])]
+        status: Option<String>,
+        /// Only those that failed too often.
+        #[arg(long)]
+        dead: bool,
+        /// At most so many.
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+    },
+    /// Free a failed or dead one: its attempts count from 0 again, and it is taken next.
+    Retry {
+        /// Its number.
+        id: u64,
+    },
+    /// Take an active one from its holder, whose next commit then fails.
+    Release {
+        /// Its number.
+        id: u64,
+    },
+}
+
+/// `cairn workers`.
+#[derive(Debug, Args)]
+pub struct WorkersArgs {
+    #[command(subcommand)]
+    pub command: WorkersCommand,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// What to do with workers.
+#[derive(Debug, Subcommand)]
+pub enum WorkersCommand {
+    /// How far each is.
+    List,
+    /// Claim nothing more for one; what it holds is worked off up to the running chunk.
+    Pause {
+        /// Its name.
+        worker: String,
+    },
+    /// Go on with one.
+    Resume {
+        /// Its name.
+        worker: String,
+    },
+}
+
+/// `cairn errors`.
+#[derive(Debug, Args)]
+pub struct ErrorsArgs {
+    #[command(subcommand)]
+    pub command: ErrorsCommand,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// What to do with errors.
+#[derive(Debug, Subcommand)]
+pub enum ErrorsCommand {
+    /// List them.
+    List {
+        /// Of this worker only.
+        #[arg(long, value_name = "NAME")]
+        worker: Option<String>,
+        /// Closed ones too.
+        #[arg(long)]
+        resolved: bool,
+        /// At this height only.
+        #[arg(long, value_name = "HEIGHT")]
+        height: Option<u64>,
+        /// At most so many.
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+    },
+    /// Close them.
+    Resolve {
+        /// Their numbers.
+        #[arg(required = true)]
+        ids: Vec<u64>,
+    },
+    /// Make the rows of an error's height again, and close it.
+    Retry {
+        /// Its number.
+        id: u64,
+    },
+}
+
+/// `cairn reindex`.
+#[derive(Debug, Args)]
+pub struct ReindexArgs {
+    /// Whose rows.
+    #[arg(long, value_name = "NAME")]
+    pub worker: String,
+    /// The first height [default: the first that was derived]. Only for workers whose rows stand by themselves.
+    #[arg(long, value_name = "HEIGHT")]
+    pub from: Option<u64>,
+    /// The last height [default: the last that was derived].
+    #[arg(long, value_name = "HEIGHT")]
+    pub to: Option<u64>,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// `cairn migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
 /// `cairn run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
+    /// Which part of the work this process does. Several processes need PostgreSQL.
+    #[arg(long, value_enum, default_value_t = Role::All)]
+    pub role: Role,
     #[command(flatten)]
     pub chain: ChainArgs,
     #[command(flatten)]
@@ -143,7 +297,7 @@ pub struct RunArgs {
     pub data: DataArgs,
     #[command(flatten)]
     pub listen: ListenArgs,
-    /// End when the node's head is stored (for scripts).
+    /// End when the node's head is stored and derived (for scripts).
     #[arg(long)]
     pub exit_after_head: bool,
 }

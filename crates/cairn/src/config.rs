@@ -1,13 +1,15 @@
 //! The configuration: one TOML file, the environment over it, flags over that. Unknown keys are errors; everything is checked
 //! before anything starts.
 //!
-//! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `MAX_REORG_DEPTH` works too.
+//! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `DB_RAW_URL`, `DB_APP_URL`,
+//! `MAX_REORG_DEPTH` and `PAYLOAD_INLINE_MAX_BYTES` work too.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use cairn_api::RpcLimits;
+use cairn_api::rest::RestLimits;
 use cairn_evm::{ChainProfile, Checks};
 use cairn_source::evm::rpc::FinalityPolicy;
 use figment::Figment;
@@ -20,12 +22,28 @@ use crate::cli::{ChainArgs, DataArgs, IngestArgs, ListenArgs};
 /// Environment names that begin like ours and belong to the project's own tests and scripts.
 const FOREIGN_ENV: [&str; 3] = ["cache", "shared", "log"];
 
+/// Environment names without our prefix, and the keys that they set.
+const SEED_ENV: [(&str, &str); 4] = [
+    ("DB_RAW_URL", "raw.url"),
+    ("DB_APP_URL", "app.url"),
+    ("MAX_REORG_DEPTH", "ingest.max_reorg_depth"),
+    ("PAYLOAD_INLINE_MAX_BYTES", "payloads.inline_max_bytes"),
+];
+
 /// All settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The archive's directory.
     pub data_dir: PathBuf,
+    /// The raw database.
+    pub raw: DatabaseConfig,
+    /// The app database: everything derived.
+    pub app: DatabaseConfig,
+    /// What is derived, and within which limits.
+    pub derive: DeriveConfig,
+    /// Large payloads of a raw database on PostgreSQL.
+    pub payloads: PayloadsConfig,
     /// The chain and its nodes.
     pub chain: ChainConfig,
     /// What is taken, and within which limits.
@@ -34,6 +52,108 @@ pub struct Config {
     pub serve: ServeConfig,
     /// When the service calls itself ready.
     pub health: HealthConfig,
+}
+
+/// One database.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DatabaseConfig {
+    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE`; none: SQLite in the data directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The most connections of each pool.
+    pub max_open_conns: usize,
+    /// The most connections of each pool that are kept while nobody uses them.
+    pub max_idle_conns: usize,
+    /// How long one statement may run, in milliseconds.
+    pub statement_timeout_ms: u64,
+    /// Only keys are indexed while partitions fill; the other indexes are built on each partition when it is full.
+    pub backfill: bool,
+}
+
+impl Default for DatabaseConfig {
+    fn default() -> Self {
+        DatabaseConfig {
+            url: None,
+            max_open_conns: 8,
+            max_idle_conns: 4,
+            statement_timeout_ms: 30_000,
+            backfill: false,
+        }
+    }
+}
+
+/// What happens to a range with an event that can't be decoded at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Malformed {
+    /// It is recorded, and the range goes on.
+    Continue,
+    /// A fatal one fails the range.
+    Halt,
+}
+
+/// What is derived, and within which limits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeriveConfig {
+    /// Derive at all.
+    pub enabled: bool,
+    /// Workers that don't run, by name.
+    pub disabled: Vec<String>,
+    /// Ranges are cut at multiples of this many heights.
+    pub range_heights: u64,
+    /// Ranges of one mapper that are worked on at once in this process.
+    pub workers_per_service: usize,
+    /// How long a lease lasts without a sign of life, in seconds.
+    pub lease_ttl_s: u64,
+    /// The most heights in one commit.
+    pub chunk_heights: u64,
+    /// The most raw bytes read for one commit, in MiB.
+    pub chunk_mib: u64,
+    /// How often stores are looked at when nothing wakes a worker, in milliseconds.
+    pub poll_ms: u64,
+    /// What happens to a range with an event that can't be decoded.
+    pub malformed: Malformed,
+    /// Contracts whose `Deposit` and `Withdrawal` events count as token movements; `*` for all.
+    pub wrapped_tokens: Vec<String>,
+    /// Ask the node for names, symbols, code.
+    pub ask_node: bool,
+}
+
+impl Default for DeriveConfig {
+    fn default() -> Self {
+        DeriveConfig {
+            enabled: true,
+            disabled: Vec::new(),
+            range_heights: 50_000,
+            workers_per_service: 2,
+            lease_ttl_s: 300,
+            chunk_heights: 500,
+            chunk_mib: 4,
+            poll_ms: 1_000,
+            malformed: Malformed::Continue,
+            wrapped_tokens: Vec::new(),
+            ask_node: true,
+        }
+    }
+}
+
+/// Large payloads of a raw database on PostgreSQL.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PayloadsConfig {
+    /// Where they are kept: a directory, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`; none: in the database, whatever their size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Larger ones are kept there.
+    pub inline_max_bytes: u64,
+}
+
+impl Default for PayloadsConfig {
+    fn default() -> Self {
+        PayloadsConfig { url: None, inline_max_bytes: 8_192 }
+    }
 }
 
 /// The chain and its nodes.
@@ -100,6 +220,8 @@ pub struct ServeConfig {
     pub allowed_origins: Vec<String>,
     /// Every limit of the JSON-RPC server.
     pub limits: RpcLimits,
+    /// Every limit of REST.
+    pub rest: RestLimits,
 }
 
 /// When the service calls itself ready.
@@ -116,6 +238,10 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             data_dir: PathBuf::from("cairn-data"),
+            raw: DatabaseConfig::default(),
+            app: DatabaseConfig::default(),
+            derive: DeriveConfig::default(),
+            payloads: PayloadsConfig::default(),
             chain: ChainConfig { finality: "both:64".into(), ..ChainConfig::default() },
             ingest: IngestConfig::default(),
             serve: ServeConfig::default(),
@@ -149,6 +275,7 @@ impl Default for ServeConfig {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             limits: RpcLimits::default(),
+            rest: RestLimits::default(),
         }
     }
 }
@@ -207,7 +334,10 @@ pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Co
         None => figment = figment.merge(Toml::file("cairn.toml")),
     }
     let config: Config = figment
-        .merge(Env::raw().only(&["MAX_REORG_DEPTH"]).map(|_| "ingest.max_reorg_depth".into()))
+        .merge(Env::raw().only(&SEED_ENV.map(|(name, _)| name)).map(|name| {
+            let known = SEED_ENV.iter().find(|(seed, _)| name == *seed);
+            known.map_or_else(|| name.to_owned(), |(_, key)| (*key).into()).into()
+        }))
         .merge(Env::prefixed("CAIRN_").ignore(&FOREIGN_ENV).split("__"))
         .merge(Serialized::defaults(overrides))
         .extract()
@@ -235,6 +365,18 @@ impl Config {
                 bail!("--upstream {}: expected http or https", hide_url(url));
             }
         }
+        for (name, database) in [("raw", &self.raw), ("app", &self.app)] {
+            let Some(url) = &database.url else { continue };
+            if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+                bail!(
+                    "{name}.url {}: expected postgres://USER@HOST/DATABASE; without it SQLite in data_dir is used",
+                    hide_url(url)
+                );
+            }
+            if database.max_open_conns == 0 {
+                bail!("{name}.max_open_conns must be at least 1");
+            }
+        }
         self.finality()?;
         self.profile()?;
         if let Some(to) = self.ingest.to
@@ -248,6 +390,13 @@ impl Config {
             ("ingest.poll_ms", self.ingest.poll_ms),
             ("ingest.fill_range_heights", self.ingest.fill_range_heights),
             ("ingest.confirmations", u64::from(self.ingest.confirmations)),
+            ("derive.range_heights", self.derive.range_heights),
+            ("derive.workers_per_service", self.derive.workers_per_service as u64),
+            ("derive.lease_ttl_s", self.derive.lease_ttl_s),
+            ("derive.chunk_heights", self.derive.chunk_heights),
+            ("derive.chunk_mib", self.derive.chunk_mib),
+            ("derive.poll_ms", self.derive.poll_ms),
+            ("payloads.inline_max_bytes", self.payloads.inline_max_bytes),
             ("serve.limits.max_log_results", self.serve.limits.max_log_results as u64),
             ("serve.limits.max_batch_items", self.serve.limits.max_batch_items as u64),
             ("serve.limits.max_body_bytes", self.serve.limits.max_body_bytes as u64),
@@ -296,6 +445,9 @@ impl Config {
     pub fn without_secrets(&self) -> Config {
         let mut shown = self.clone();
         shown.chain.rpc = shown.chain.rpc.iter().map(|url| hide_url(url)).collect();
+        shown.raw.url = shown.raw.url.as_deref().map(hide_url);
+        shown.app.url = shown.app.url.as_deref().map(hide_url);
+        shown.payloads.url = shown.payloads.url.as_deref().map(hide_place);
         shown.serve.upstream = shown.serve.upstream.as_deref().map(hide_url);
         shown
     }
@@ -311,6 +463,14 @@ pub fn hide_url(url: &str) -> String {
             format!("{}://{host}{port}{}", parsed.scheme(), if hidden { "/…" } else { "" })
         }
         Err(_) => "(not a URL)".into(),
+    }
+}
+
+/// A place for payloads as far as it may be shown: a directory whole, a URL without user and query.
+fn hide_place(place: &str) -> String {
+    match Url::parse(place) {
+        Ok(parsed) if !parsed.username().is_empty() || parsed.query().is_some() => hide_url(place),
+        _ => place.to_owned(),
     }
 }
 

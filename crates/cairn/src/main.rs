@@ -3,9 +3,12 @@
 mod cli;
 mod commands;
 mod config;
+mod derive;
+mod node;
 mod output;
 mod progress;
 mod service;
+mod stores;
 mod upstream;
 mod wiring;
 
@@ -31,6 +34,11 @@ async fn main() -> ExitCode {
         Command::Import(args) => commands::import::import(file, args).await,
         Command::Serve(args) => commands::serve::serve(file, args).await,
         Command::Status(args) => commands::status::status(file, args).await,
+        Command::Leases(args) => commands::leases::leases(file, args).await,
+        Command::Workers(args) => commands::workers::workers(file, args).await,
+        Command::Errors(args) => commands::errors::errors(file, args).await,
+        Command::Reindex(args) => commands::reindex::reindex(file, args).await,
+        Command::Migrate(args) => commands::migrate::migrate(file, args).await,
         Command::Verify(args) => commands::verify::verify(file, args).await,
         Command::Config(args) => commands::config::config(file, args),
     };

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::status::{IngestState, IngestStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::sync::watch;
@@ -45,7 +46,7 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 /// Shows an ingester's progress until the status board is gone or the ingester has stopped.
-pub async fn show(mut status: watch::Receiver<IngestStatus>) {
+pub async fn show(mut status: watch::Receiver<IngestStatus>, derived: Option<watch::Receiver<DeriveStatus>>) {
     let terminal = std::io::stderr().is_terminal();
     let bar = terminal.then(|| {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
@@ -57,7 +58,8 @@ pub async fn show(mut status: watch::Receiver<IngestStatus>) {
     loop {
         let now = status.borrow_and_update().clone();
         speeds.add(&now);
-        let line = line(&now, &speeds);
+        let derived = derived.as_ref().map_or(String::new(), |derived| derived_line(&derived.borrow()));
+        let line = line(&now, &speeds) + &derived;
         if let Some(bar) = &bar {
             let target = now.target.map_or(1, |target| target.get() + 1);
             bar.set_length(target);
@@ -97,6 +99,18 @@ fn line(status: &IngestStatus, speeds: &Speeds) -> String {
         IngestState::Waiting(reason) => format!("{tip}, waiting: {reason}"),
         IngestState::Halted(reason) => format!("{tip}, halted: {reason}"),
         IngestState::Stopped => format!("{tip}, stopped"),
+    }
+}
+
+/// How far the tables are, and the worker that is furthest behind.
+fn derived_line(status: &DeriveStatus) -> String {
+    if let Some(reason) = &status.halted {
+        return format!("; derived work halted: {reason}");
+    }
+    let last = status.services.iter().min_by_key(|(_, service)| service.next);
+    match last.and_then(|(name, service)| Some((name, service.next?.prev()?))) {
+        Some((name, height)) => format!("; derived to {height} ({name})"),
+        None => String::new(),
     }
 }
 

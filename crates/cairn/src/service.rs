@@ -1,4 +1,6 @@
-//! What `run` and `demo` have in common: an ingester and two servers over one archive, until told to stop.
+//! What `run` and `demo` have in common: an ingester, derived work and two servers over one archive, until told to stop.
+//!
+//! The three share nothing but the stores: derived work that halts leaves ingestion and serving as they are, and so on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,19 +8,24 @@ use std::time::Duration;
 use anyhow::Context;
 use cairn_api::eth::SyncState;
 use cairn_api::health::{HealthState, Readiness, ReadinessLimits};
+use cairn_api::rest::{self, RestState};
 use cairn_api::{EthApi, MetricsText, OpsConfig, RpcServerConfig, ServerHandle, serve_ops, serve_rpc};
 use cairn_core::{Clock, Height, SystemClock};
 use cairn_pipeline::IngestError;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::{IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
-use cairn_store::{RawReader, RawWriter, StoreInfo};
+use cairn_store::derived::{Catalog, DerivedReader, ErrorLog};
+use cairn_store::{RawReader, StoreInfo};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::cli::Role;
 use crate::config::Config;
+use crate::derive::Work;
+use crate::progress;
+use crate::stores::{self, Access};
 use crate::upstream::HttpUpstream;
-use crate::{progress, wiring};
 
 /// How long the ingester has to finish its commit when asked to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
@@ -34,15 +41,17 @@ pub struct Job {
     pub source: Arc<dyn ChainSource>,
     /// What a new store is made with.
     pub info: StoreInfo,
-    /// End when the head has been reached once.
+    /// End when the head has been reached once, and derived.
     pub exit_after_head: bool,
+    /// What this process does.
+    pub role: Role,
     /// Called with the JSON-RPC URL and the ops URL once both servers listen.
     pub announce: Announce,
 }
 
-/// Ingests and serves until the work is done or somebody asks it to stop.
+/// Ingests, derives and serves until the work is done or somebody asks it to stop.
 pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
-    let store = Arc::new(wiring::open_store(config).await?);
+    let store = stores::open_raw(config, Access::Write).await?;
     // Made before anybody reads it; also the moment where a store of another chain is refused.
     store.init(job.info.clone()).await?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -51,15 +60,41 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let ingester = Ingester::new(job.source, store.clone(), clock, board.clone(), options);
 
     let stop = CancellationToken::new();
-    let servers = Servers::start(config, store.clone(), Some(board.subscribe()), stop.clone()).await?;
+    let (wake, new_head) = watch::channel(0);
+    let derives = config.derive.enabled && job.role == Role::All;
+    let work = match derives {
+        true => Some(Work::start(
+            config,
+            store.clone(),
+            store.clone() as Arc<dyn ErrorLog>,
+            new_head.clone(),
+            stop.clone(),
+        )?),
+        false => None,
+    };
+    let parts = Parts {
+        reader: store.clone(),
+        app: work.as_ref().map(|work| work.reader.clone()),
+        status: Some(board.subscribe()),
+        wake,
+        new_head,
+    };
+    let servers = Servers::start(config, parts, stop.clone()).await?;
     (job.announce)(&servers.rpc_url, &servers.ops_url);
-    let showing = tokio::spawn(progress::show(board.subscribe()));
+    let showing = tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status)));
     let ingesting = tokio::spawn({
         let stop = stop.clone();
         async move { ingester.run(stop).await }
     });
+    let all = async {
+        ended_work(ingesting, config, job.exit_after_head).await?;
+        if let (Some(work), Some(tip)) = (&work, board.subscribe().borrow().tip) {
+            work.caught_up(tip.height).await?;
+        }
+        Ok(())
+    };
     let ended = tokio::select! {
-        ended = ended_work(ingesting, config, job.exit_after_head) => ended,
+        ended = all => ended,
         signal = stop_signal() => {
             tracing::info!(signal, "stopping: the commit in progress is finished first");
             stop.cancel();
@@ -68,9 +103,78 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     };
     stop.cancel();
     wait_for_stop(&board).await;
+    if let Some(work) = work {
+        work.stopped().await;
+    }
     servers.stop().await;
     showing.abort();
     ended
+}
+
+/// Derives only, from a raw store that another process fills, until told to stop.
+pub async fn work(config: &Config) -> anyhow::Result<()> {
+    let raw = stores::open_raw(config, Access::Write).await?;
+    let stop = CancellationToken::new();
+    let (wake, new_head) = watch::channel(0);
+    let work =
+        Work::start(config, raw.clone(), raw.clone() as Arc<dyn ErrorLog>, new_head.clone(), stop.clone())?;
+    let mut status = work.status();
+    let parts = Parts { reader: raw, app: Some(work.reader.clone()), status: None, wake, new_head };
+    let servers = Servers::start(config, parts, stop.clone()).await?;
+    eprintln!("deriving; health {0}/readyz   metrics {0}/metrics", servers.ops_url);
+    let halted = async {
+        match status.wait_for(|status| status.halted.is_some()).await {
+            Ok(status) => status.halted.clone().unwrap_or_default(),
+            Err(_) => "it ended early".into(),
+        }
+    };
+    let ended = tokio::select! {
+        message = halted => Err(anyhow::anyhow!("derived work halted: {message}")),
+        signal = stop_signal() => {
+            tracing::info!(signal, "stopping: running chunks are finished or given back");
+            Ok(())
+        }
+    };
+    stop.cancel();
+    work.stopped().await;
+    servers.stop().await;
+    ended
+}
+
+/// Answers only, from stores that other processes fill, until told to stop.
+pub async fn serve(config: &Config) -> anyhow::Result<()> {
+    let reader = stores::open_reader(config, Access::Read).await?;
+    let app = match config.derive.enabled {
+        true => open_app_to_read(config).await,
+        false => None,
+    };
+    let (wake, new_head) = watch::channel(0);
+    let parts = Parts { reader, app, status: None, wake, new_head };
+    let servers = Servers::start(config, parts, CancellationToken::new()).await?;
+    eprintln!("serving {} read only", config.data_dir.display());
+    eprintln!("JSON-RPC   {} (HTTP and WebSocket)", servers.rpc_url);
+    eprintln!("REST       {0}/v1/status   {0}/v1/docs", servers.ops_url);
+    eprintln!("health     {0}/readyz   metrics {0}/metrics", servers.ops_url);
+    stop_signal().await;
+    servers.stop().await;
+    Ok(())
+}
+
+async fn open_app_to_read(config: &Config) -> Option<Arc<dyn DerivedReader>> {
+    let catalog = match crate::derive::catalog() {
+        Ok(catalog) => catalog,
+        Err(error) => {
+            tracing::error!(%error, "no derived tables");
+            return None;
+        }
+    };
+    match stores::open_app(config, catalog, Access::Read).await {
+        Ok(store) => Some(store as Arc<dyn DerivedReader>),
+        Err(error) => {
+            eprintln!("derived tables are not served: {error}");
+            None
+        }
+    }
 }
 
 /// Waits for the ingester. One that has halted leaves the archive readable until somebody stops the process, except in scripts.
@@ -138,14 +242,24 @@ pub struct Servers {
     pub ops_url: String,
 }
 
+/// What the servers answer from.
+pub struct Parts {
+    /// The raw store.
+    pub reader: Arc<dyn RawReader>,
+    /// The derived tables, where there are any here.
+    pub app: Option<Arc<dyn DerivedReader>>,
+    /// The ingester's status, where there is one in this process.
+    pub status: Option<watch::Receiver<IngestStatus>>,
+    /// Is told of each new head.
+    pub wake: watch::Sender<u64>,
+    /// Hears of it.
+    pub new_head: watch::Receiver<u64>,
+}
+
 impl Servers {
-    /// Starts both. `status` is the ingester's, where there is one in this process.
-    pub async fn start(
-        config: &Config,
-        reader: Arc<dyn RawReader>,
-        status: Option<watch::Receiver<IngestStatus>>,
-        stop: CancellationToken,
-    ) -> anyhow::Result<Servers> {
+    /// Starts both.
+    pub async fn start(config: &Config, parts: Parts, stop: CancellationToken) -> anyhow::Result<Servers> {
+        let Parts { reader, app, status, wake, new_head } = parts;
         let serve = &config.serve;
         let mut api = EthApi::new(reader.clone(), serve.limits.clone());
         if let Some(url) = &serve.upstream {
@@ -154,13 +268,12 @@ impl Servers {
         if let Some(status) = status.clone() {
             api = api.with_syncing(Arc::new(move || sync_state(&status.borrow())));
         }
-        let (wake, new_head) = watch::channel(0);
         let rpc_config = RpcServerConfig {
             listen: serve.rpc_listen,
             allowed_hosts: serve.allowed_hosts.clone(),
             allowed_origins: serve.allowed_origins.clone(),
         };
-        let rpc = serve_rpc(rpc_config, api, Some(new_head)).await.with_context(|| {
+        let rpc = serve_rpc(rpc_config, api, Some(new_head.clone())).await.with_context(|| {
             format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen)
         })?;
         let rpc_url = format!("http://{}", rpc.local_addr());
@@ -171,8 +284,17 @@ impl Servers {
         };
         let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
         let readiness: Arc<dyn Readiness> = health.clone();
-        let ops_config =
-            OpsConfig { listen: serve.listen, rpc_url: Some(rpc_url.clone()), ..OpsConfig::default() };
+        let catalog: Catalog = crate::derive::catalog()?;
+        let rest = RestState {
+            raw: reader.clone(),
+            app,
+            catalog,
+            limits: serve.rest.clone(),
+            new_head: Some(new_head),
+            stop: stop.clone(),
+        };
+        let more = rest::router(rest).context("the REST document can't be made; this is a bug")?;
+        let ops_config = OpsConfig { listen: serve.listen, rpc_url: Some(rpc_url.clone()), more };
         let ops = serve_ops(ops_config, readiness, metrics_text()?).await.with_context(|| {
             format!("can't listen on {}; choose another address with --listen", serve.listen)
         })?;

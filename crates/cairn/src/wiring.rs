@@ -1,51 +1,18 @@
-//! Putting the parts together: which store, which source, which checks.
+//! Putting the parts together: which source, which checks, what a new store is made with.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use cairn_backends::sqlite::{SqliteOptions, SqliteStore};
-use cairn_core::{ChainId, SystemClock};
+use cairn_core::ChainId;
 use cairn_source::evm::rpc::{RpcConfig, RpcSource};
-use cairn_store::{RawReader, StoreInfo};
+use cairn_store::StoreInfo;
 use url::Url;
 
 use crate::config::Config;
 
 /// The largest genesis file that is read, in bytes.
 const MAX_GENESIS_BYTES: u64 = 256 << 20;
-
-/// Opens the archive for writing; makes it where there is none.
-pub async fn open_store(config: &Config) -> anyhow::Result<SqliteStore> {
-    let options =
-        SqliteOptions { cache_bytes: config.ingest.cache_mib << 20, ..SqliteOptions::new(&config.data_dir) };
-    SqliteStore::open(options, Arc::new(SystemClock))
-        .await
-        .with_context(|| format!("can't open the archive in {}", config.data_dir.display()))
-}
-
-/// Opens the archive for reading only; may run beside a writer.
-pub async fn open_read_only(config: &Config) -> anyhow::Result<Arc<dyn RawReader>> {
-    read_only(config, SqliteOptions::read_only(&config.data_dir)).await
-}
-
-/// The same, with snapshots that may live as long as an audit's pass over the index takes.
-pub async fn open_for_audit(config: &Config) -> anyhow::Result<Arc<dyn RawReader>> {
-    read_only(config, SqliteOptions { snapshot_max_ms: None, ..SqliteOptions::read_only(&config.data_dir) })
-        .await
-}
-
-async fn read_only(config: &Config, options: SqliteOptions) -> anyhow::Result<Arc<dyn RawReader>> {
-    let dir = config.data_dir.display();
-    if !config.data_dir.is_dir() {
-        bail!("there is no archive in {dir}; `cairn run --rpc URL --data {dir}` or `cairn import` makes one");
-    }
-    let store = SqliteStore::open(options, Arc::new(SystemClock))
-        .await
-        .with_context(|| format!("can't read the archive in {dir}"))?;
-    Ok(Arc::new(store))
-}
 
 /// Connects to the configured nodes.
 pub async fn connect(config: &Config) -> anyhow::Result<RpcSource> {

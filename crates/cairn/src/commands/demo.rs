@@ -8,7 +8,7 @@ use cairn_core::Height;
 use cairn_source::evm::synthetic::{ForkId, LiveOptions, SyntheticChain, SyntheticOptions, SyntheticSource};
 use cairn_source::verify::{Verified, VerifyOptions};
 
-use crate::cli::DemoArgs;
+use crate::cli::{DemoArgs, Role};
 use crate::config::{self, Overrides};
 use crate::service::{self, Job};
 use crate::wiring;
@@ -42,31 +42,32 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let token = chain.traffic().contracts().erc20.first().copied().map(|token| token.to_string());
     let sample = sample_transaction(&chain, args.blocks);
     let dir = config.data_dir.display().to_string();
+    let token = token.unwrap_or_default();
     let announce = move |rpc: &str, ops: &str| {
         eprintln!("a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}");
         eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
+        eprintln!("REST       {ops}/v1/status   {ops}/v1/docs");
         eprintln!("health     {ops}/readyz   metrics {ops}/metrics\n\nTry:");
         for (method, params) in [
             ("eth_getBlockByNumber", r#"["latest", false]"#.to_string()),
             ("eth_getTransactionReceipt", format!(r#"["{}"]"#, sample.unwrap_or_default())),
             (
                 "eth_getLogs",
-                format!(
-                    r#"[{{"fromBlock":"0x1","toBlock":"0x20","address":"{}"}}]"#,
-                    token.unwrap_or_default().to_lowercase()
-                ),
+                format!(r#"[{{"fromBlock":"0x1","toBlock":"0x20","address":"{}"}}]"#, token.to_lowercase()),
             ),
         ] {
             eprintln!(
                 "  curl -s {rpc} -H 'content-type: application/json' -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{method}\",\"params\":{params}}}'"
             );
         }
+        eprintln!("  curl -s {ops}/v1/tokens/{}/holders", token.to_lowercase());
         eprintln!();
     };
     let job = Job {
         source: Arc::new(source),
         info: wiring::store_info(chain_id, Default::default()),
         exit_after_head: args.exit_after_head,
+        role: Role::All,
         announce: Box::new(announce),
     };
     let result = service::run(&config, job).await;

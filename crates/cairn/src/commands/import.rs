@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::ImportArgs;
 use crate::config::{self, Overrides};
+use crate::stores::{self, Access};
 use crate::{progress, service, wiring};
 
 /// Reads the files, checks every block, and stores them. An archive that holds a part already goes on from there.
@@ -28,7 +29,7 @@ pub async fn import(file: Option<&Path>, args: &ImportArgs) -> anyhow::Result<()
     let heights = chain.heights();
     let chain_id = chain.chain_id().await?;
     let chain_config = chain.chain_config().cloned().unwrap_or_default();
-    let store = Arc::new(wiring::open_store(&config).await?);
+    let store = stores::open_raw(&config, Access::Write).await?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
     let source = Verified::new(
@@ -46,7 +47,7 @@ pub async fn import(file: Option<&Path>, args: &ImportArgs) -> anyhow::Result<()
     };
     let ingester = Ingester::new(Arc::new(source), store, clock, board.clone(), options);
     let stop = CancellationToken::new();
-    let showing = tokio::spawn(progress::show(board.subscribe()));
+    let showing = tokio::spawn(progress::show(board.subscribe(), None));
     let running = ingester.run(stop.clone());
     tokio::pin!(running);
     let finished = tokio::select! {

@@ -2,8 +2,13 @@
 
 pub mod config;
 pub mod demo;
+pub mod errors;
 pub mod import;
+pub mod leases;
+pub mod migrate;
+pub mod reindex;
 pub mod run;
 pub mod serve;
 pub mod status;
 pub mod verify;
+pub mod workers;

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::cli::StatusArgs;
 use crate::config::{self, Overrides};
-use crate::{output, wiring};
+use crate::output;
+use crate::stores::{self, Access};
 
 /// How many reorgs are listed.
 const LISTED_REORGS: u64 = 10;
@@ -17,7 +18,7 @@ const LISTED_REORGS: u64 = 10;
 /// Prints head, finality, gaps, reorgs and sizes.
 pub async fn status(file: Option<&Path>, args: &StatusArgs) -> anyhow::Result<()> {
     let config = config::load(file, &Overrides::default().data(&args.data))?;
-    let store = wiring::open_read_only(&config).await?;
+    let store = stores::open_reader(&config, Access::Read).await?;
     let snapshot = store.snapshot().await?;
     let head = snapshot.head().clone();
     let after = head.newest_reorg.id.saturating_sub(LISTED_REORGS);

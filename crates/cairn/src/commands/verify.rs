@@ -8,18 +8,17 @@ use cairn_core::{Height, HeightRange, IndexKey, RawBlock, StoredBlock};
 use cairn_evm::terms::log_terms_of_receipts;
 use cairn_evm::{ChainProfile, Checks, check_block};
 use cairn_pipeline::audit::{BlockAuditor, audit};
-use cairn_store::RawReader;
 
 use crate::cli::VerifyArgs;
 use crate::config::{self, Overrides};
 use crate::progress::Bar;
-use crate::wiring;
+use crate::stores::{self, Access};
 
 /// Checks the range and names what is wrong. Fails when anything is.
 pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()> {
     let config = config::load(file, &Overrides::default().data(&args.data))?;
     let asked = args.range.as_deref().map(parse_range).transpose()?;
-    let store: Arc<dyn RawReader> = wiring::open_for_audit(&config).await?;
+    let store = stores::open_reader(&config, Access::Audit).await?;
     let stored = store.snapshot().await?.head().range();
     if stored.is_empty() {
         println!("the archive is empty: nothing to verify");

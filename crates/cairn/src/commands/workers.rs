@@ -1,0 +1,50 @@
+//! `cairn workers`: the workers of derived tables.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::bail;
+
+use crate::cli::{WorkersArgs, WorkersCommand};
+use crate::config::{self, Config, Overrides};
+use crate::stores::{self, Access};
+use crate::{derive, output};
+
+/// Lists, pauses or resumes.
+pub async fn workers(file: Option<&Path>, args: &WorkersArgs) -> anyhow::Result<()> {
+    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    match &args.command {
+        WorkersCommand::List => list(&config).await,
+        WorkersCommand::Pause { worker } => pause(&config, worker, true).await,
+        WorkersCommand::Resume { worker } => pause(&config, worker, false).await,
+    }
+}
+
+async fn list(config: &Config) -> anyhow::Result<()> {
+    let app = stores::open_app(config, derive::catalog()?, Access::Read).await?;
+    let snapshot = app.snapshot().await?;
+    let mut out = String::new();
+    writeln!(out, "{:<24} {:>14}  last block", "worker", "last height")?;
+    for checkpoint in snapshot.checkpoints() {
+        let height = checkpoint.last_height().map_or("none yet".into(), |height| height.to_string());
+        let id = checkpoint.last_id.map_or(String::new(), |id| id.to_string());
+        let paused = if checkpoint.paused { "  paused" } else { "" };
+        writeln!(out, "{:<24} {height:>14}  {id}{paused}", checkpoint.service)?;
+    }
+    let forks = snapshot.forks();
+    writeln!(out, "reorgs applied: {}, begun: {}", forks.applied.id, forks.begun.id)?;
+    Ok(output::print(&out)?)
+}
+
+async fn pause(config: &Config, worker: &str, paused: bool) -> anyhow::Result<()> {
+    let app = derive::open_for_command(config).await?;
+    let snapshot = app.snapshot().await?;
+    if snapshot.checkpoint(worker).is_none() {
+        let known: Vec<_> =
+            snapshot.checkpoints().iter().map(|checkpoint| checkpoint.service.as_str()).collect();
+        bail!("there is no worker `{worker}`; there are {}", known.join(", "));
+    }
+    drop(snapshot);
+    app.set_paused(worker, paused).await?;
+    Ok(output::print(&format!("{worker} {}\n", if paused { "is paused" } else { "goes on" }))?)
+}

@@ -1,0 +1,190 @@
+//! Derived work of this process: the processors, the app store, and what runs them.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use cairn_explorer::decode::evm::transfers::WrappedTokens;
+use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
+use cairn_pipeline::derive::processor::Processor;
+use cairn_pipeline::derive::status::DeriveStatus;
+use cairn_pipeline::derive::{DeriveOptions, Deriver, MalformedPolicy};
+use cairn_store::derived::{Catalog, DerivedReader, DerivedStore, ErrorLog};
+use cairn_store::{RawReader, StoreError};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, Malformed};
+use crate::node::HttpContractNode;
+use crate::stores::{self, LateApp};
+
+/// Every derived table.
+pub fn catalog() -> anyhow::Result<Catalog> {
+    evm_catalog().context("the derived tables contradict each other; this is a bug")
+}
+
+/// The processors that the configuration enables.
+pub fn processors(config: &Config) -> anyhow::Result<Vec<Processor>> {
+    let wrapped = match config.derive.wrapped_tokens.as_slice() {
+        [] => WrappedTokens::Off,
+        [all] if all == "*" => WrappedTokens::Any,
+        listed => {
+            let addresses = listed.iter().map(|address| {
+                address.parse().with_context(|| format!("derive.wrapped_tokens: `{address}` is no address"))
+            });
+            WrappedTokens::Listed(addresses.collect::<anyhow::Result<_>>()?)
+        }
+    };
+    let http = config.chain.rpc.iter().find(|url| url.starts_with("http"));
+    let node = match http.filter(|_| config.derive.ask_node) {
+        Some(url) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),
+        None => None,
+    };
+    let mut processors = evm_processors(&Settings { wrapped, node });
+    let disabled = &config.derive.disabled;
+    if let Some(unknown) = disabled.iter().find(|name| {
+        !cairn_explorer::processors::EVM.iter().any(|registered| registered.service.name == name.as_str())
+    }) {
+        let known: Vec<_> =
+            cairn_explorer::processors::EVM.iter().map(|registered| registered.service.name).collect();
+        anyhow::bail!("derive.disabled: there is no worker `{unknown}`; there are {}", known.join(", "));
+    }
+    processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
+    Ok(processors)
+}
+
+/// The options of this process's deriver.
+pub fn options(config: &Config) -> DeriveOptions {
+    let derive = &config.derive;
+    let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "cairn".into());
+    DeriveOptions {
+        range_heights: derive.range_heights,
+        workers_per_service: derive.workers_per_service,
+        lease_ttl_ms: derive.lease_ttl_s.saturating_mul(1_000),
+        lease_margin_ms: (derive.lease_ttl_s.saturating_mul(1_000) / 10).clamp(100, 10_000),
+        chunk_heights: derive.chunk_heights,
+        chunk_bytes: derive.chunk_mib << 20,
+        poll_ms: derive.poll_ms,
+        malformed: match derive.malformed {
+            Malformed::Continue => MalformedPolicy::Continue,
+            Malformed::Halt => MalformedPolicy::HaltOnFatal,
+        },
+        seed: rand::random(),
+        ..DeriveOptions::new(format!("{host}-{}", std::process::id()))
+    }
+}
+
+/// Derived work that runs beside the rest of the process.
+pub struct Work {
+    task: tokio::task::JoinHandle<()>,
+    status: watch::Receiver<DeriveStatus>,
+    /// The app store for readers.
+    pub reader: Arc<dyn DerivedReader>,
+}
+
+impl Work {
+    /// Starts it. Nothing that goes wrong in it touches ingestion.
+    pub fn start(
+        config: &Config,
+        raw: Arc<dyn RawReader>,
+        errors: Arc<dyn ErrorLog>,
+        hint: watch::Receiver<u64>,
+        stop: CancellationToken,
+    ) -> anyhow::Result<Work> {
+        let catalog = catalog()?;
+        let processors = processors(config)?;
+        let late = Arc::new(LateApp::default());
+        let (board, status) = watch::channel(DeriveStatus::default());
+        let task = tokio::spawn({
+            let (config, late) = (config.clone(), late.clone());
+            async move {
+                if let Err(error) =
+                    run(&config, catalog, processors, raw, errors, hint, &late, &board, stop).await
+                {
+                    let message = error.to_string();
+                    tracing::error!("derived work halted: {message}");
+                    eprintln!(
+                        "derived work halted: {message}\nIngestion and what is there already are not touched by it."
+                    );
+                    board.send_modify(|status| status.halted = Some(message));
+                }
+            }
+        });
+        Ok(Work { task, status, reader: late })
+    }
+
+    /// What it says of itself.
+    pub fn status(&self) -> watch::Receiver<DeriveStatus> {
+        self.status.clone()
+    }
+
+    /// Waits until everything up to the raw tip is derived, or it has halted.
+    pub async fn caught_up(&self, tip: cairn_core::Height) -> anyhow::Result<()> {
+        let mut status = self.status.clone();
+        let seen = status
+            .wait_for(|status| {
+                status.halted.is_some() || status.watermark_exclusive().is_some_and(|next| next > tip)
+            })
+            .await
+            .context("derived work ended early")?
+            .clone();
+        match seen.halted {
+            Some(message) => anyhow::bail!("derived work halted: {message}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for its end; it was told to stop before.
+    pub async fn stopped(self) {
+        if tokio::time::timeout(std::time::Duration::from_secs(20), self.task).await.is_err() {
+            tracing::warn!("derived work did not stop in time; nothing is lost");
+        }
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "called once, with what the process has")]
+async fn run(
+    config: &Config,
+    catalog: Catalog,
+    processors: Vec<Processor>,
+    raw: Arc<dyn RawReader>,
+    errors: Arc<dyn ErrorLog>,
+    hint: watch::Receiver<u64>,
+    late: &LateApp,
+    board: &watch::Sender<DeriveStatus>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let Some(app) = stores::open_app_patiently(config, catalog.clone(), &stop).await? else { return Ok(()) };
+    if config.app.url.is_none() {
+        // This process holds the directory alone: what a predecessor held is free.
+        app.release_all().await?;
+    }
+    let reader: Arc<dyn DerivedReader> = app.clone();
+    late.set(reader);
+    let app: Arc<dyn DerivedStore> = app;
+    let deriver = Deriver::new(raw, app, errors, catalog, processors, options(config))?.with_hint(hint);
+    let mut from = deriver.board().subscribe();
+    let forward = async {
+        loop {
+            let now = from.borrow_and_update().clone();
+            board.send_replace(now);
+            if from.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        ended = deriver.run(stop) => Ok(ended?),
+        () = forward => Ok(()),
+    }
+}
+
+/// What a command that only looks needs of the app store.
+pub async fn open_for_command(config: &Config) -> anyhow::Result<Arc<dyn stores::AppStore>> {
+    let store = stores::open_app(config, catalog()?, stores::Access::Write).await;
+    store.map_err(|error| match error {
+        StoreError::Locked { what } => anyhow::anyhow!(
+            "{what} is held by a running cairn: SQLite lets one process write. Stop it first, or use PostgreSQL (DB_APP_URL)"
+        ),
+        error => error.into(),
+    })
+}

@@ -1,0 +1,128 @@
+//! The node that enrichers ask about contracts.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cairn_core::BlockRef;
+use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
+use cairn_pipeline::derive::processor::AskError;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::config::hide_url;
+
+/// How long one question may take.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// The longest answer, in bytes of JSON: twice the longest code, as hex, and room.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Error codes by which nodes say that a call reverted or can't be run, rather than that the node is in trouble.
+const REVERTED_CODES: [i64; 3] = [3, -32_015, -32_016];
+
+/// A JSON-RPC node behind an HTTP URL.
+pub struct HttpContractNode {
+    client: reqwest::Client,
+    url: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    result: Option<Value>,
+    error: Option<AnswerError>,
+}
+
+#[derive(Deserialize)]
+struct AnswerError {
+    code: i64,
+    message: String,
+}
+
+impl HttpContractNode {
+    /// Prepares the way; connects only when it is used.
+    pub fn new(url: &str) -> anyhow::Result<HttpContractNode> {
+        let tls = cairn_source::evm::rpc::tls_config(url.starts_with("https"))?;
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(TIMEOUT)
+            .build()?;
+        Ok(HttpContractNode { client, url: url.to_owned(), name: hide_url(url) })
+    }
+
+    fn trouble(&self, what: impl std::fmt::Display) -> AskError {
+        AskError { transient: true, message: format!("{}: {what}", self.name) }
+    }
+
+    async fn ask(&self, method: &str, params: Value) -> Result<Answer, AskError> {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+        let request = self.client.post(&self.url).header("content-type", "application/json").body(body);
+        let mut response = request.send().await.map_err(|error| self.trouble(error.without_url()))?;
+        let status = response.status();
+        let mut text = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.trouble(error.without_url()))? {
+            if text.len() + chunk.len() > MAX_ANSWER_BYTES {
+                let message = format!("{method} answered more than {MAX_ANSWER_BYTES} bytes");
+                return Err(AskError { transient: false, message });
+            }
+            text.extend_from_slice(&chunk);
+        }
+        serde_json::from_slice(&text)
+            .map_err(|_| self.trouble(format!("{method}: HTTP {status} without a JSON-RPC answer")))
+    }
+
+    fn bytes(&self, method: &str, result: Option<Value>) -> Result<Bytes, AskError> {
+        let text = result.as_ref().and_then(Value::as_str).unwrap_or_default();
+        let digits = text.strip_prefix("0x").ok_or_else(|| self.trouble(format!("{method}: no hex data")))?;
+        let bytes = hex::decode(digits).map_err(|_| self.trouble(format!("{method}: no hex data")))?;
+        Ok(bytes.into())
+    }
+}
+
+/// Says whether an error is about the call and not about the node.
+fn is_about_the_call(error: &AnswerError) -> bool {
+    let message = error.message.to_ascii_lowercase();
+    REVERTED_CODES.contains(&error.code)
+        || [
+            "revert",
+            "out of gas",
+            "invalid opcode",
+            "stack underflow",
+            "stack overflow",
+            "invalid jump",
+            "opcode",
+        ]
+        .iter()
+        .any(|word| message.contains(word))
+}
+
+/// A block by its hash: an answer of another fork is an error.
+fn block(at: BlockRef) -> Value {
+    json!({"blockHash": at.id.to_string(), "requireCanonical": false})
+}
+
+#[async_trait]
+impl ContractNode for HttpContractNode {
+    async fn call(
+        &self,
+        to: alloy_primitives::Address,
+        input: Vec<u8>,
+        at: BlockRef,
+    ) -> Result<CallAnswer, AskError> {
+        let call = json!({"to": to.to_string(), "data": format!("0x{}", hex::encode(input))});
+        let answer = self.ask("eth_call", json!([call, block(at)])).await?;
+        match answer.error {
+            None => Ok(CallAnswer::Returned(self.bytes("eth_call", answer.result)?)),
+            Some(error) if is_about_the_call(&error) => Ok(CallAnswer::Reverted),
+            Some(error) => Err(self.trouble(format!("eth_call: {} ({})", error.message, error.code))),
+        }
+    }
+
+    async fn code(&self, address: alloy_primitives::Address, at: BlockRef) -> Result<Bytes, AskError> {
+        let answer = self.ask("eth_getCode", json!([address.to_string(), block(at)])).await?;
+        match answer.error {
+            None => self.bytes("eth_getCode", answer.result),
+            Some(error) => Err(self.trouble(format!("eth_getCode: {} ({})", error.message, error.code))),
+        }
+    }
+}
