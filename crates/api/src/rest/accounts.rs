@@ -1,6 +1,5 @@
 //! Accounts: what is counted of an address, and the lists of what concerns it.
 
-use std::ops::Bound;
 use std::sync::Arc;
 
 use axum::Json;
@@ -371,8 +370,7 @@ pub(crate) async fn list_account_contracts(
     let address = params::address("address", &text)?;
     let view = View::open(&api, &["smart_contracts"], &[]).await?;
     let binding = Binding::new("account contracts", &[&hex::encode(&address), paging.order_word()]);
-    let mut walk = Walk::new("smart_contracts", Some("by_creator"), vec![Value::Bytes(address)]);
-    walk.upper = Bound::Unbounded;
+    let walk = Walk::new("smart_contracts", Some("by_creator"), vec![Value::Bytes(address)]);
     let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &[walk]).await?;
     Contract::page(&view, found, &paging)
 }

@@ -1,5 +1,6 @@
 //! Contracts and their code.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use axum::Json;
@@ -62,11 +63,12 @@ impl Contract {
         })
     }
 
-    /// The newest one at an address.
+    /// The newest one at an address, up to the watermark.
     pub(crate) async fn newest(view: &View, address: &Bytes) -> Result<Option<Contract>, Problem> {
         let scan = Scan {
             index: Some("by_address"),
             prefix: vec![Value::Bytes(address.clone()), Value::text("")],
+            upper: view.watermark().map_or(Bound::Unbounded, |at| Bound::Included(vec![Value::height(at)])),
             descending: true,
             ..Scan::new("smart_contracts", 1)
         };

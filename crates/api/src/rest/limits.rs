@@ -22,8 +22,8 @@ pub struct RestLimits {
     pub max_page_rows: u32,
     /// Rows that are examined for one page. A page that stops here is short, and its `next` goes on.
     pub max_examined_rows: usize,
-    /// Bytes of blocks that are read for one page.
-    pub max_page_bytes: u64,
+    /// Bytes of blocks that an event stream reads at once.
+    pub max_stream_step_bytes: u64,
     /// How often an answer from both databases is tried while they stand on different forks.
     pub fork_tries: u32,
     /// The pause before the second try; it doubles each time.
@@ -51,7 +51,7 @@ impl Default for RestLimits {
             default_page_rows: 50,
             max_page_rows: 200,
             max_examined_rows: 10_000,
-            max_page_bytes: 8 << 20,
+            max_stream_step_bytes: 8 << 20,
             fork_tries: 5,
             fork_pause_ms: 25,
             max_search_chars: 100,

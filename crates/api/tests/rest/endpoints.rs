@@ -8,7 +8,7 @@ use cairn_evm::DecodedBlock;
 use cairn_store::RawReader;
 use serde_json::{Value, json};
 
-use crate::world::{Reply, World, synthetic};
+use crate::world::{BLOCKS, Reply, World, synthetic};
 
 /// The document, in which every object may have exactly the members that it names.
 struct Document {
@@ -62,7 +62,7 @@ fn close(schemas: &mut Value) {
 }
 
 async fn filled() -> World {
-    let world = World::new(synthetic(40)).await;
+    let world = World::new(synthetic(BLOCKS)).await;
     world.derive().await;
     world
 }
@@ -174,7 +174,7 @@ async fn lists_have_what_the_chain_has() {
     let snapshot = world.store.snapshot().await.expect("snapshot");
     let (mut ids, mut logs, mut per_block) = (Vec::new(), Vec::new(), Vec::new());
     let parts = Parts::all() - Parts::TRACES;
-    for height in 0..40 {
+    for height in 0..BLOCKS {
         let stored = snapshot.block(Height(height), parts).await.expect("reads").expect("a block");
         let block = DecodedBlock::decode(&stored).expect("decodes");
         per_block.push(block.transactions.len());
@@ -188,11 +188,11 @@ async fn lists_have_what_the_chain_has() {
     down.reverse();
     assert_eq!(down, rows);
     let (blocks, _) = world.pages("/v1/blocks?limit=7").await;
-    assert_eq!(blocks.len(), 40);
+    assert_eq!(blocks.len() as u64, BLOCKS);
     for (height, count) in per_block.iter().enumerate() {
         let page = world.pages(&format!("/v1/blocks/{height}/transactions?limit=2")).await;
         assert_eq!(page.0.len(), *count);
-        assert_eq!(blocks[39 - height]["transaction_count"], *count);
+        assert_eq!(blocks[blocks.len() - 1 - height]["transaction_count"], *count);
     }
     // Logs by each of their terms.
     for (height, log) in logs.iter().step_by(17) {

@@ -166,6 +166,9 @@ pub fn moved(from: u8, to: u8, amount: u64) -> Log {
     transfer(TOKEN, Address::repeat_byte(from), Address::repeat_byte(to), U256::from(amount))
 }
 
+/// How many blocks of a synthetic chain have some of everything in them, contracts that were created too.
+pub const BLOCKS: u64 = 150;
+
 /// Blocks of a synthetic chain.
 pub fn synthetic(blocks: u64) -> Vec<RawBlock> {
     let options = SyntheticOptions { txs_per_block: 2..=6, ..SyntheticOptions::tiny(3) };
