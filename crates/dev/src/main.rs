@@ -14,6 +14,7 @@ mod compare;
 mod conformance;
 mod diff;
 mod geth_test;
+mod kill_test;
 mod peer;
 mod report;
 mod rpc;
@@ -45,6 +46,8 @@ enum Command {
     GethTest(geth_test::Options),
     /// alloy, viem and web3.py against a cairn that follows anvil.
     ClientTest(client_test::Options),
+    /// One ingester and three workers on PostgreSQL, killed at random; every table is what a clean run makes.
+    KillTest(kill_test::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
     Traffic(traffic::Options),
     /// A benchmark by name; without a name, lists them.
@@ -68,6 +71,7 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::AnvilTest(options) => anvil_test::run(options).await,
         Command::GethTest(options) => geth_test::run(options).await,
         Command::ClientTest(options) => client_test::run(options).await,
+        Command::KillTest(options) => kill_test::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,
     }
