@@ -99,23 +99,24 @@ impl Worker {
     }
 
     /// While the range in hand waits for the head, one chunk of a range that somebody gave up: the range at the tip may be held by the only
-    /// worker there is. Says whether there was one.
+    /// worker there is. Says whether something of it was committed.
     async fn help_once(&self) -> Result<bool, DeriveError> {
         let asked_at = Instant::now();
         // Nothing new is claimed.
         let Some(lease) = self.claim(Some(Height::ZERO)).await? else { return Ok(false) };
         let mut helped = self.hold(lease, asked_at);
         let heights = self.context.options.chunk_heights.max(1);
+        let mut worked = false;
         let left = match helped.keep(self.one_chunk(&helped.lease, heights)).await {
             Err(Lost) => Ok(Left::Lost),
             Ok((asked_at, Ok(Some(committed)))) => {
+                worked = true;
                 self.committed(&mut helped, committed, asked_at);
                 Ok(if helped.lease.rest().is_empty() { Left::Completed } else { Left::Stopping })
             }
             Ok((_, Ok(None))) => Ok(Left::Stopping),
             Ok((_, Err(error))) => Err(error),
         };
-        let worked = matches!(left, Ok(Left::Completed | Left::Stopping));
         self.leave(&helped, left).await?;
         Ok(worked)
     }
