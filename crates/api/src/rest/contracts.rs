@@ -129,7 +129,7 @@ pub(crate) async fn get_contract(
 
 /// The code of a contract, as a node answered.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Code {
+pub(crate) struct ContractCode {
     pub address: Address,
     /// Its name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -162,13 +162,13 @@ pub(crate) enum CodeStatus {
     path = "/v1/contracts/{address}/code",
     tag = "contracts",
     params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
-    responses((status = 200, description = "The code", body = Answer<Code>))
+    responses((status = 200, description = "The code", body = Answer<ContractCode>))
 )]
 pub(crate) async fn get_contract_code(
     State(api): State<Arc<Api>>,
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
-) -> Result<Json<Answer<Code>>, Problem> {
+) -> Result<Json<Answer<ContractCode>>, Problem> {
     let address = params::address("address", &text)?;
     let view = View::open(&api, &["contract_code_hashes", "contract_code"], &[]).await?;
     let key = Key(vec![Value::Bytes(address.clone()), Value::text("")]);
@@ -192,7 +192,7 @@ pub(crate) async fn get_contract_code(
             code = Some(Data(Fields::new(view.table("contract_code")?, row).bytes("code")?));
         }
     }
-    let data = Code {
+    let data = ContractCode {
         address: Address(address),
         contract_name: fields.text("contract_name")?,
         status,

@@ -26,29 +26,29 @@ use super::words::{Address, Amount, Data, Hash, Num, rfc3339};
 /// How a transaction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Status {
+pub(crate) enum TransactionStatus {
     Ok,
     Failed,
     /// The chain doesn't say: before Byzantium.
     Unknown,
 }
 
-impl From<TxStatus> for Status {
-    fn from(status: TxStatus) -> Status {
+impl From<TxStatus> for TransactionStatus {
+    fn from(status: TxStatus) -> TransactionStatus {
         match status {
-            TxStatus::Ok => Status::Ok,
-            TxStatus::Failed => Status::Failed,
-            TxStatus::Unknown => Status::Unknown,
+            TxStatus::Ok => TransactionStatus::Ok,
+            TxStatus::Failed => TransactionStatus::Failed,
+            TxStatus::Unknown => TransactionStatus::Unknown,
         }
     }
 }
 
-impl Status {
-    fn of(word: &str) -> Result<Status, Problem> {
+impl TransactionStatus {
+    fn of(word: &str) -> Result<TransactionStatus, Problem> {
         match word {
-            "ok" => Ok(Status::Ok),
-            "failed" => Ok(Status::Failed),
-            "unknown" => Ok(Status::Unknown),
+            "ok" => Ok(TransactionStatus::Ok),
+            "failed" => Ok(TransactionStatus::Failed),
+            "unknown" => Ok(TransactionStatus::Unknown),
             word => Err(Problem::internal(format!("a transaction's status is {word:?}"))),
         }
     }
@@ -68,7 +68,7 @@ pub(crate) struct TransactionRow {
     /// The EIP-2718 type; null where it isn't known.
     #[serde(rename = "type")]
     pub tx_type: Option<Num>,
-    pub status: Status,
+    pub status: TransactionStatus,
     /// Null where nobody says.
     pub from: Option<Address>,
     /// Null where it creates a contract, or where it isn't known.
@@ -104,7 +104,7 @@ impl TransactionRow {
             timestamp_ms: Num(timestamp_ms),
             timestamp: rfc3339(timestamp_ms),
             tx_type: fields.opt_num("tx_type")?,
-            status: Status::of(&fields.text("status")?)?,
+            status: TransactionStatus::of(&fields.text("status")?)?,
             from: fields.opt_address("from_address")?,
             to: fields.opt_address("to_address")?,
             contract_address: fields.opt_address("contract_address")?,
@@ -135,7 +135,7 @@ pub(crate) struct Transaction {
     /// The EIP-2718 type; null where it isn't known.
     #[serde(rename = "type")]
     pub tx_type: Option<Num>,
-    pub status: Status,
+    pub status: TransactionStatus,
     /// Whether the chain put it in outside the header's roots.
     pub is_injected: bool,
     /// Null where nobody says.
