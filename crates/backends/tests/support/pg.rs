@@ -22,7 +22,9 @@ pub fn server_url() -> Option<String> {
         return Some(url);
     }
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CAIRN_TEST_PG_URL is not set");
-    eprintln!("not run: CAIRN_TEST_PG_URL is not set. `./dev up postgres` starts a server and prints its URL");
+    eprintln!(
+        "not run: CAIRN_TEST_PG_URL is not set. `./dev up postgres` starts a server and prints its URL"
+    );
     None
 }
 
@@ -64,7 +66,8 @@ impl Drop for TestDb {
         let (admin_url, name) = (self.admin_url.clone(), self.name.clone());
         // A test's runtime may be ending, so the drop has its own.
         let dropping = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(run(&admin_url, &format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")));
         });
         if dropping.join().is_err() {
@@ -74,7 +77,8 @@ impl Drop for TestDb {
 }
 
 async fn run(url: &str, statements: &str) {
-    let options = PgOptions { max_idle_conns: 0, application_name: "cairn-test".into(), ..PgOptions::new(url) };
+    let options =
+        PgOptions { max_idle_conns: 0, application_name: "cairn-test".into(), ..PgOptions::new(url) };
     let pool = PgPool::new(options).expect("a URL");
     pool.get().await.expect("connects").batch(statements).await.expect("runs");
 }

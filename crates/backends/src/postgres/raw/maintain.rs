@@ -1,4 +1,4 @@
-//! Maintenance: partitions ahead, merging index runs, and deleting what they replaced.
+//! Maintenance: merging index runs, and deleting what they replaced. Partitions have their own round: [`PgRawStore::maintain_partitions`].
 //!
 //! A merge makes a run that nobody sees (`Building`) in steps: each reads the inputs in a snapshot, and adds pages in one short
 //! transaction. The last one swaps it in, if all its inputs are still there; else it is thrown away. Nothing is kept in memory between

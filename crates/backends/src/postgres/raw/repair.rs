@@ -80,15 +80,18 @@ async fn repair_block(tx: &Tx, batch: &EncodedBatch) -> Result<()> {
     let facts = &batch.first().facts;
     let (block, range) = (batch.first().block_ref(), HeightRange::one(facts.height));
     if !head.row.range().contains(block.height) {
-        return Err(StoreError::Invalid(format!("repair: block {block} is outside the chain {}", head.row.range())));
+        return Err(StoreError::Invalid(format!(
+            "repair: block {block} is outside the chain {}",
+            head.row.range()
+        )));
     }
-    let conflict =
-        |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
+    let conflict = |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
     if let Some(stored) = read::row_ref(tx.conn(), block.height).await?.filter(|stored| *stored != block) {
         return Err(conflict(stored.id));
     }
     if let Some(below) = block.height.prev()
-        && let Some(below) = read::row_ref(tx.conn(), below).await?.filter(|below| below.id != facts.parent_id)
+        && let Some(below) =
+            read::row_ref(tx.conn(), below).await?.filter(|below| below.id != facts.parent_id)
     {
         return Err(StoreError::DoesNotLink { first: block, parent_id: facts.parent_id, expected: below });
     }
