@@ -365,9 +365,12 @@ impl DerivedSnapshot for PgSnapshot {
     }
 
     async fn sizes(&self) -> Result<Vec<(String, u64, u64)>> {
-        const SIZES: &str = "SELECT c.relname, coalesce(sum(greatest(p.reltuples, 0)), 0)::bigint,
+        // A partitioned table counts the rows of its partitions once more; only those of the partitions are taken.
+        const SIZES: &str = "SELECT c.relname, coalesce(sum(greatest(p.reltuples, 0)) FILTER (WHERE p.relkind = 'r'), 0)::bigint,
                  coalesce(sum(pg_total_relation_size(p.oid)), 0)::bigint
-             FROM pg_class c CROSS JOIN LATERAL pg_partition_tree(c.oid) t JOIN pg_class p ON p.oid = t.relid
+             FROM pg_class c
+             CROSS JOIN LATERAL (SELECT c.oid AS relid UNION SELECT relid FROM pg_partition_tree(c.oid)) t
+             JOIN pg_class p ON p.oid = t.relid
              WHERE c.relnamespace = 'app'::regnamespace AND c.relkind IN ('r', 'p') AND c.relname = ANY ($1)
              GROUP BY c.relname ORDER BY c.relname";
         let conn = self.conn()?;
