@@ -29,19 +29,20 @@ need_venv() {
   apt_install python3-venv
 }
 
-# python_deps: prints the interpreter of a virtual environment with tests/clients/requirements.txt.
+# python_deps [FILE]: prints the interpreter of a virtual environment with what FILE pins (tests/clients/requirements.txt).
 python_deps() {
+  local requirements="${1:-tests/clients/requirements.txt}"
   need python3 "Python $PYTHON_MIN or newer, from https://python.org" python3 python3-venv
   local version dir
   version="$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
   version_at_least "$version" "$PYTHON_MIN" || die "Python $version is older than $PYTHON_MIN"
   need_venv
-  dir="$CACHE/python-$version-$(hash_of tests/clients/requirements.txt)"
+  dir="$CACHE/python-$version-$(hash_of "$requirements")"
   if [ ! -f "$dir/.complete" ]; then
-    say "getting the Python packages of tests/clients"
+    say "getting the Python packages of $requirements"
     rm -rf "$dir"
     python3 -m venv "$dir" >&2 || die "python3 -m venv $dir failed"
-    "$dir/bin/pip" install -q --disable-pip-version-check -r tests/clients/requirements.txt >&2 || die "pip install failed in $dir"
+    "$dir/bin/pip" install -q --disable-pip-version-check -r "$requirements" >&2 || die "pip install failed in $dir"
     touch "$dir/.complete"
   fi
   printf '%s\n' "$dir/bin/python"

@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# The stage that asks REST of a running cairn whatever its document allows, and whatever it doesn't. Sourced, not run.
+
+SERVER_STAGES+=(rest)
+
+# rest_caught_up URL: every worker has done the newest block.
+rest_caught_up() {
+  curl -fsS --max-time 5 "$1/v1/status" | python3 -c '
+import json, sys
+data = json.load(sys.stdin)["data"]
+workers = (data["derived"] or {"workers": []})["workers"]
+sys.exit(not workers or data["raw_tip_height"] != "200" or any(worker["lag_blocks"] != "0" for worker in workers))'
+}
+
+# A synthetic chain that stands still, derived whole; then schemathesis against its own document.
+stage_rest() {
+  local python dir port url status=0
+  python="$(python_deps tests/rest/requirements.txt)" || return 1
+  dir="$(mktemp -d "$CACHE/rest.XXXXXX")"
+  port="$(free_port)"
+  url="http://127.0.0.1:$port"
+  "$BIN_CAIRN" demo --blocks 200 --block-time-ms 86400000 --data "$dir/data" \
+    --rpc-listen 127.0.0.1:0 --listen "127.0.0.1:$port" > "$dir/cairn.log" 2>&1 &
+  echo $! > "$dir/pid"
+  # shellcheck disable=SC2064
+  trap "stop_pid '$dir/pid'; rm -rf '$dir'" EXIT
+  if ! wait_for 120 rest_caught_up "$url"; then
+    tail -n 40 "$dir/cairn.log" >&2
+    die "the demo did not derive its chain within two minutes"
+  fi
+  # In the folder that goes away: it keeps examples beside it.
+  cp tests/rest/schemathesis.toml tests/rest/hooks.py "$dir/"
+  (cd "$dir" && "$(dirname "$python")/st" run "$url/v1/openapi.json" --phases examples,coverage,fuzzing \
+    --max-examples "${CAIRN_REST_EXAMPLES:-60}" --seed "${CAIRN_REST_SEED:-1}" --workers 2 --warnings off \
+    --report-junit-path "$dir/report.xml" "$@") || status=$?
+  [ -f "$dir/report.xml" ] || die "schemathesis ended with $status and without a report"
+  "$python" tests/rest/totals.py "$dir/report.xml"
+}
