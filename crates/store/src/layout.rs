@@ -153,8 +153,10 @@ struct Skeleton<'a>(&'a [u8]);
 
 impl<'a> Skeleton<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], StoreError> {
-        let (taken, rest) =
-            self.0.split_at_checked(length).ok_or_else(|| damaged("it asks for more bytes than there are"))?;
+        let (taken, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or_else(|| damaged("it asks for more bytes than there are"))?;
         self.0 = rest;
         Ok(taken)
     }
