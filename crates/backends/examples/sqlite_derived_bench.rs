@@ -94,7 +94,7 @@ fn transfers(chunk: HeightRange) -> Vec<Row> {
                 Value::uint(n),
                 Value::bytes(&tx),
                 Value::uint(height.get() * 12_000),
-                address(1 << 40 | n % 10),
+                address((1 << 40) | (n % 10)),
                 address(from),
                 address(to),
                 Value::Amount(U256::from(numbers.next_u64())),

@@ -52,14 +52,8 @@ pub(super) static APP: FileKind = FileKind {
     statements: 384,
     // Keys of hashes and addresses come in no order: nearly each one changes another page, and all of that page is written.
     page_bytes: 4_096,
-    checkpoint_bytes: 256 << 20,
+    checkpoint_bytes: 128 << 20,
 };
-
-/// The write-ahead log is cut to this size when it starts anew.
-pub(super) const WAL_BYTES: u64 = 64 << 20;
-
-/// Above this the write-ahead log is emptied even where readers have to be waited for.
-const WAL_MAX_BYTES: u64 = 4 * WAL_BYTES;
 
 impl FileKind {
     /// What an error of SQLite in this file means.
@@ -115,7 +109,7 @@ impl FileKind {
         conn.pragma_update(None, "synchronous", self.synchronous).map_err(db)?;
         conn.pragma_update(None, "wal_autocheckpoint", self.checkpoint_bytes / self.page_bytes)
             .map_err(db)?;
-        conn.pragma_update(None, "journal_size_limit", WAL_BYTES as i64).map_err(db)?;
+        conn.pragma_update(None, "journal_size_limit", self.wal_bytes() as i64).map_err(db)?;
         self.configure(conn, cache_bytes)?;
         self.migrate(conn)
     }
@@ -183,15 +177,23 @@ impl FileKind {
         format!("{}-wal", self.name)
     }
 
+    /// The write-ahead log is cut to this size when it starts anew. Above four times as much it is emptied even where readers have to
+    /// be waited for.
+    fn wal_bytes(&self) -> u64 {
+        2 * u64::from(self.checkpoint_bytes)
+    }
+
     /// How long to wait for readers in order to empty the write-ahead log; `None` while it is short. Commits alone can't empty it
     /// while there is always some reader. Normally it costs nobody anything to try again later; when it must be, it waits until the
     /// oldest reader has gone.
     pub(super) fn wal_wait_ms(&self, dir: &Path, snapshot_max_ms: Option<u64>) -> Option<u64> {
         let wal_bytes = std::fs::metadata(dir.join(self.wal_name())).ok()?.len();
-        match wal_bytes {
-            ..=WAL_BYTES => None,
-            ..=WAL_MAX_BYTES => Some(50),
-            _ => Some(snapshot_max_ms.unwrap_or_default().saturating_add(500)),
+        if wal_bytes <= self.wal_bytes() {
+            None
+        } else if wal_bytes <= 4 * self.wal_bytes() {
+            Some(50)
+        } else {
+            Some(snapshot_max_ms.unwrap_or_default().saturating_add(500))
         }
     }
 

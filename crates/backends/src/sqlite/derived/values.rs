@@ -1,7 +1,7 @@
 //! Values and SQLite's columns: integers and truth values are `INTEGER`, amounts 32 bytes big-endian, sums their sortable bytes.
 
 use cairn_store::derived::{ColumnType, Sum, U256, Value};
-use rusqlite::types::{Null, Type, ValueRef};
+use rusqlite::types::{Null, ValueRef};
 use rusqlite::{Row, Statement};
 
 /// Of an amount.
@@ -52,6 +52,6 @@ pub(super) fn read(row: &Row<'_>, at: usize, ty: ColumnType) -> rusqlite::Result
     };
     value.ok_or_else(|| {
         let name = row.as_ref().column_name(at).unwrap_or("?").to_owned();
-        rusqlite::Error::InvalidColumnType(at, name, Type::from(stored.data_type()))
+        rusqlite::Error::InvalidColumnType(at, name, stored.data_type())
     })
 }
