@@ -35,10 +35,24 @@ pub(super) async fn adopt(context: &Context) -> Result<Option<ForkState>, Derive
     Ok(None)
 }
 
+/// First what the app store says, then the raw store: a raw store that is looked at later is at least as far.
 async fn try_adopt(context: &Context) -> Result<ForkState, DeriveError> {
+    let Some(state) = context.app.forks().await? else {
+        let head = context.raw.snapshot().await?.head().clone();
+        return match context.app.adopt(head.info.uuid, head.newest_reorg).await {
+            Ok(state) => Ok(state),
+            // Another process adopted it meanwhile, and may have applied what came since: look again.
+            Err(StoreError::OtherRaw { .. }) if context.app.forks().await?.is_some() => {
+                Err(super::read::not_yet("the raw store, which another process adopts"))
+            }
+            Err(error) => Err(error.into()),
+        };
+    };
     let snapshot = context.raw.snapshot().await?;
     let head = snapshot.head();
-    let state = context.app.adopt(head.info.uuid, head.newest_reorg).await?;
+    if head.info.uuid != state.raw_uuid {
+        return Err(other("its uuid is another".into()));
+    }
     let applied = state.applied;
     if applied.id > head.newest_reorg.id {
         return Err(other(format!(

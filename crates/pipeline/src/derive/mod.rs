@@ -240,11 +240,14 @@ async fn maintain(context: Arc<Context>) -> Result<(), DeriveError> {
     while !context.stop.is_cancelled() {
         if let Some(head) = context.wake.head() {
             let tip = head.tip.map(|tip| tip.height).unwrap_or_default();
-            let finalized =
-                head.stored_finalized().map_or(tip.saturating_sub(u64::MAX), |height| height.next());
             let maintained = async {
                 context.app.maintain(tip).await?;
-                context.app.prune_undo(finalized, PRUNE_ROWS).await
+                match context.app.forks().await? {
+                    Some(forks) => {
+                        context.app.prune_undo(read::undone_never(&head, &forks), PRUNE_ROWS).await
+                    }
+                    None => Ok(0),
+                }
             };
             match maintained.await {
                 Ok(_) => {}

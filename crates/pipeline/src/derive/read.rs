@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, Parts, StoredBlock};
-use cairn_store::derived::{DerivedStore, ForkMark, ReadMark};
-use cairn_store::{RawReader, RawSnapshot, StoreError};
+use cairn_store::derived::{DerivedStore, ForkMark, ForkState, ReadMark};
+use cairn_store::{HeadRow, RawReader, RawSnapshot, StoreError};
 
 use super::error::DeriveError;
 
@@ -23,7 +23,8 @@ pub(super) struct RawChunk {
     pub blocks: Vec<StoredBlock>,
     /// The reorg log as it was.
     pub read: ReadMark,
-    /// The height after the finalised block as far as it is stored: nothing below is ever undone.
+    /// The height after the finalised block as far as it is stored: nothing below is ever undone. 0 while the app store has reorgs to apply that
+    /// the raw store has had: finality may have come above them since, and what they undo is still wanted.
     pub finalized_exclusive: Height,
     /// The finalised block, where it is stored.
     pub finalized: Option<BlockRef>,
@@ -73,12 +74,21 @@ pub(super) async fn read_raw(
         Some(first) => Some(first.facts.parent_id),
         None => block_below(&*snapshot, heights.start()).await?,
     };
-    let finalized_exclusive = head.stored_finalized().map_or(Height::ZERO, Height::next);
+    let finalized_exclusive = undone_never(head, &forks);
     let finalized = match head.stored_finalized() {
         Some(height) => snapshot.linked_ref(height).await?.map(|linked| linked.block),
         None => None,
     };
     Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized, parent_id })
+}
+
+/// Below this height nothing on the app store's side is ever undone.
+pub(super) fn undone_never(head: &HeadRow, forks: &ForkState) -> Height {
+    if forks.is_settled() && forks.applied.id == head.newest_reorg.id {
+        head.stored_finalized().map_or(Height::ZERO, Height::next)
+    } else {
+        Height::ZERO
+    }
 }
 
 /// The nearest block below `height`: chains that skip heights have runs of them without one.
