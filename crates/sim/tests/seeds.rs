@@ -4,7 +4,7 @@ use cairn_sim::plan::{self, CommitFault, FaultRates};
 use cairn_sim::{World, run_plan, run_seed};
 
 /// Every seed that ever failed stays here.
-const ONCE_FAILED: [(u64, &str); 14] = [
+const ONCE_FAILED: [(u64, &str); 21] = [
     (7, "finality announced by one node was taken for blocks that another node gave from a dead fork"),
     (22, "an archive was anchored at a block of a dead fork"),
     (73, "a node that is behind on a dead fork was taken for a chain that leaves ours below finality"),
@@ -18,6 +18,13 @@ const ONCE_FAILED: [(u64, &str); 14] = [
     (2596, "see 361, with a rollback in between"),
     (2929, "see 276, on the way to a fork that is too deep"),
     (3354, "a process that had lost the head compared with rows that its successor had rolled back"),
+    (10, "a lease that waits in many short pieces was never renewed"),
+    (45, "the only worker sat on the range at the tip while a failed one waited for it"),
+    (160, "undo rows were pruned by a finality that came after a reorg which was still to be applied"),
+    (244, "two processes adopted the raw store, and one of them had looked at it before a reorg"),
+    (452, "rows to be made again waited, in the hands of the only worker, for work that it was to do"),
+    (762, "see 452"),
+    (877, "see 160"),
     (59, "a halt was expected at a head that the ingester had not reached"),
 ];
 

@@ -21,6 +21,7 @@ use super::error::DeriveError;
 use super::held::{Held, Lost};
 use super::options::MalformedPolicy;
 use super::processor::{Processor, ServiceInfo};
+use super::read::not_yet;
 use super::wake::Listener;
 use super::{enrich, fold, map};
 use crate::backoff::Backoff;
@@ -114,7 +115,8 @@ impl Worker {
                 self.committed(&mut helped, committed, asked_at);
                 Ok(if helped.lease.rest().is_empty() { Left::Completed } else { Left::Stopping })
             }
-            Ok((_, Ok(None))) => Ok(Left::Stopping),
+            // Put off, so that the next help goes to another.
+            Ok((_, Ok(None))) => Err(nothing_yet(&helped.lease)),
             Ok((_, Err(error))) => Err(error),
         };
         self.leave(&helped, left).await?;
@@ -246,6 +248,8 @@ impl Worker {
                     backoff.reset();
                     continue;
                 }
+                // Rows that are made again wait for the work that they lie under: who holds them must not be the one it waits for.
+                Ok(None) if lease.kind == LeaseKind::Reindex => return Err(nothing_yet(lease)),
                 Ok(None) => {
                     let helped = match held.keep(self.help_once()).await {
                         Err(Lost) => return Ok(Left::Lost),
@@ -419,4 +423,8 @@ impl Worker {
         let checkpoint = snapshot.checkpoint(self.service().name).cloned();
         Ok(checkpoint.map(|checkpoint| Committed { lease: now, checkpoint }))
     }
+}
+
+fn nothing_yet(lease: &WorkerLease) -> DeriveError {
+    not_yet(format!("{} from height {}", lease.service, lease.done_to))
 }
