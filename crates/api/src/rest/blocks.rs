@@ -189,7 +189,7 @@ pub(crate) async fn list_blocks(
     get,
     path = "/v1/blocks/{id}",
     tag = "blocks",
-    params(("id" = String, Path, pattern = "^([0-9]{1,20}|(0[xX])?[0-9a-fA-F]{64})$", description = "A height in decimal digits, or an id of 64 hex digits")),
+    params(("id" = String, Path, pattern = "^([0-9]{1,19}|(0[xX])?[0-9a-fA-F]{64})$", description = "A height in decimal digits, or an id of 64 hex digits")),
     responses((status = 200, description = "The block", body = Answer<Block>))
 )]
 pub(crate) async fn get_block(
@@ -211,7 +211,7 @@ pub(crate) async fn get_block(
     path = "/v1/blocks/{id}/transactions",
     tag = "blocks",
     params(
-        ("id" = String, Path, pattern = "^([0-9]{1,20}|(0[xX])?[0-9a-fA-F]{64})$", description = "A height in decimal digits, or an id of 64 hex digits"),
+        ("id" = String, Path, pattern = "^([0-9]{1,19}|(0[xX])?[0-9a-fA-F]{64})$", description = "A height in decimal digits, or an id of 64 hex digits"),
         ListQuery
     ),
     responses((status = 200, description = "A page of transactions", body = Page<TransactionRow>))

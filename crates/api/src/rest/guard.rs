@@ -20,8 +20,7 @@ const MAX_INSTANCE_BYTES: usize = 256;
 
 /// Lets a request in, in its turn and for a bounded time, and writes what became of it.
 pub(crate) async fn guard(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    let mut instance = request.uri().path().to_owned();
-    instance.truncate(MAX_INSTANCE_BYTES);
+    let instance = shortened(request.uri().path());
     let route = match request.extensions().get::<MatchedPath>() {
         Some(path) if !path.as_str().contains('*') => path.as_str().to_owned(),
         _ => "unknown".to_owned(),
@@ -39,6 +38,15 @@ pub(crate) async fn guard(State(api): State<Arc<Api>>, request: Request, next: N
     counter!(REST_REQUESTS, "route" => route.clone(), "status" => status).increment(1);
     histogram!(REST_SECONDS, "route" => route).record(began.elapsed().as_secs_f64());
     response
+}
+
+/// A path, cut where it is too long; never within a percent-encoded byte.
+fn shortened(path: &str) -> String {
+    // A path is ASCII: anything else came percent-encoded.
+    let Some(cut) = path.get(..MAX_INSTANCE_BYTES) else { return path.to_owned() };
+    let within = cut.len().saturating_sub(2);
+    let end = cut.get(within..).and_then(|end| end.find('%')).map_or(cut.len(), |at| within + at);
+    cut.get(..end).unwrap_or_default().to_owned()
 }
 
 async fn answer(api: &Api, request: Request, next: Next) -> Result<Response, Problem> {
@@ -76,4 +84,21 @@ pub(crate) async fn no_route() -> Problem {
 /// For methods that a path doesn't have.
 pub(crate) async fn no_method(method: Method) -> Problem {
     Problem::new(Code::MethodNotAllowed, format!("{method} is not allowed here; everything is read with GET"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_path_is_not_cut_within_an_encoded_byte() {
+        for len in 0..6 {
+            let path = format!("/{}{}", "a".repeat(MAX_INSTANCE_BYTES - 4 + len), "%C3%A4".repeat(3));
+            let short = shortened(&path);
+            assert!(short.len() <= MAX_INSTANCE_BYTES && path.starts_with(&short));
+            let last = short.rfind('%').map_or(3, |at| short.len() - at);
+            assert!(last >= 3, "{short}");
+        }
+        assert_eq!(shortened("/v1/blocks"), "/v1/blocks");
+    }
 }

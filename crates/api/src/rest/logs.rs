@@ -110,10 +110,10 @@ pub(crate) struct LogsQuery {
     #[param(pattern = "^(0[xX])?[0-9a-fA-F]{64}$")]
     pub topic3: Option<String>,
     /// The first height. One below the archive's first block is an error.
-    #[param(pattern = "^[0-9]{1,20}$")]
+    #[param(pattern = "^[0-9]{1,19}$")]
     pub from: Option<String>,
     /// The last height, included. One that is not there yet is an error.
-    #[param(pattern = "^[0-9]{1,20}$")]
+    #[param(pattern = "^[0-9]{1,19}$")]
     pub to: Option<String>,
     /// The most rows of a page; 50 where nothing is said.
     #[param(minimum = 1, maximum = 200)]
@@ -152,13 +152,13 @@ pub(crate) async fn list_logs(
     let from = query
         .from
         .as_deref()
-        .map(|text| params::decimal("from", text, params::MAX_U64_DIGITS))
+        .map(|text| params::decimal("from", text, params::MAX_HEIGHT_DIGITS))
         .transpose()?
         .map(Height);
     let to = query
         .to
         .as_deref()
-        .map(|text| params::decimal("to", text, params::MAX_U64_DIGITS))
+        .map(|text| params::decimal("to", text, params::MAX_HEIGHT_DIGITS))
         .transpose()?
         .map(Height);
     if let (Some(from), Some(to)) = (from, to)

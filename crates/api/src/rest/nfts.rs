@@ -3,7 +3,6 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use alloy_primitives::U256;
 use axum::Json;
 use axum::extract::State;
 use bytes::Bytes;
@@ -276,7 +275,7 @@ pub(crate) async fn get_item(
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<ItemDetail>>, Problem> {
     let address = params::address("address", &text)?;
-    let item: U256 = params::decimal("item", &item, params::MAX_U256_DIGITS)?;
+    let item = params::item(&item)?;
     let view = View::open(&api, &["nft_ownership"], &["nft_metadata"]).await?;
     let key = Key(vec![Value::Bytes(address.clone()), Value::text(""), Value::Amount(item)]);
     let rows = view.tables()?.rows("nft_ownership", std::slice::from_ref(&key)).await?;
@@ -377,11 +376,7 @@ pub(crate) async fn list_collection_transfers(
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, query.order.unwrap_or(Order::Desc))?;
     let address = params::address("address", &text)?;
-    let item: Option<U256> = query
-        .item
-        .as_deref()
-        .map(|text| params::decimal("item", text, params::MAX_U256_DIGITS))
-        .transpose()?;
+    let item = query.item.as_deref().map(params::item).transpose()?;
     let view = View::open(&api, &["nft_transfers"], &[]).await?;
     let said = item.map(|item| item.to_string()).unwrap_or_default();
     let filters = [hex::encode(&address), said];

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use alloy_primitives::U256;
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use bytes::Bytes;
@@ -164,10 +165,10 @@ pub(crate) fn tx_id(text: &str) -> Result<TxId, Problem> {
     hash("id", text).map(TxId)
 }
 
-/// The digits of the largest number of 64 bits.
-pub(crate) const MAX_U64_DIGITS: usize = 20;
+/// The most digits of a height: all numbers of so many digits fit.
+pub(crate) const MAX_HEIGHT_DIGITS: usize = 19;
 /// The digits of the largest number of 256 bits.
-pub(crate) const MAX_U256_DIGITS: usize = 78;
+const MAX_U256_DIGITS: usize = 78;
 
 /// A number in plain decimal digits.
 pub(crate) fn decimal<T: FromStr>(name: &str, text: &str, max_digits: usize) -> Result<T, Problem> {
@@ -176,6 +177,15 @@ pub(crate) fn decimal<T: FromStr>(name: &str, text: &str, max_digits: usize) -> 
         return Err(wrong());
     }
     text.parse().map_err(|_| wrong())
+}
+
+/// The id of an NFT. No item has one beyond 256 bits.
+pub(crate) fn item(text: &str) -> Result<U256, Problem> {
+    let is_number = text.len() <= MAX_U256_DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
+    match decimal("item", text, MAX_U256_DIGITS) {
+        Err(_) if is_number && !text.is_empty() => Err(Problem::not_found(format!("the item {text}"))),
+        item => item,
+    }
 }
 
 /// What a path calls a block.
@@ -192,7 +202,7 @@ impl FromStr for BlockName {
         if digits_of(text).len() == 64 {
             return hash("id", text).map(|id| BlockName::Id(BlockId(id)));
         }
-        decimal("id", text, MAX_U64_DIGITS).map(|height| BlockName::Height(Height(height))).map_err(|_| {
+        decimal("id", text, MAX_HEIGHT_DIGITS).map(|height| BlockName::Height(Height(height))).map_err(|_| {
             Problem::parameter("id", "expected a height in decimal digits, or a block's id of 64 hex digits")
         })
     }
@@ -220,11 +230,21 @@ mod tests {
     }
 
     #[test]
+    fn an_item_beyond_256_bits_is_one_that_does_not_exist() {
+        let most = U256::MAX.to_string();
+        assert_eq!(item(&most).expect("an id"), U256::MAX);
+        assert_eq!(item(&"9".repeat(78)).expect_err("too large").code, Code::NotFound);
+        for text in ["", "-1", "0x1", &"1".repeat(79)] {
+            assert_eq!(item(text).expect_err("refused").code, Code::InvalidParameter, "{text}");
+        }
+    }
+
+    #[test]
     fn blocks_are_named_by_height_or_id() {
         assert_eq!("17".parse::<BlockName>().expect("height"), BlockName::Height(Height(17)));
         let id = "Ab".repeat(32);
         assert_eq!(id.parse::<BlockName>().expect("id"), BlockName::Id(BlockId([0xab; 32])));
-        for text in ["", "-1", "+1", "0x10", "18446744073709551616", "latest", "1 "] {
+        for text in ["", "-1", "+1", "0x10", "18446744073709551615", "latest", "1 "] {
             assert!(text.parse::<BlockName>().is_err(), "{text}");
         }
     }

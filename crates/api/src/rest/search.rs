@@ -66,7 +66,7 @@ enum Wanted {
 }
 
 fn wanted(text: &str) -> Wanted {
-    if let Ok(height) = params::decimal("q", text, params::MAX_U64_DIGITS) {
+    if let Ok(height) = params::decimal("q", text, params::MAX_HEIGHT_DIGITS) {
         return Wanted::Height(Height(height));
     }
     if let Ok(hash) = params::hash("q", text) {
