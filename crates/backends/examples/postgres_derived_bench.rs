@@ -79,6 +79,8 @@ static HOLDINGS: TableDef = TableDef {
 const RAW: [u8; 16] = [7; 16];
 /// Transfers in a block.
 const PER_BLOCK: u64 = 100;
+/// Scatters the addresses that the server makes, by exclusive or.
+const SCATTER: u64 = 1_311_768_467_294_899_695;
 /// Blocks that are rolled back.
 const ORPHANS: u64 = 1_000;
 
@@ -197,9 +199,7 @@ async fn fill(store: &PgDerived, pool: &PgPool, rows: u64) -> Result<()> {
     conn.batch("SET statement_timeout = 0").await?;
     let rows_in = |n: &str| format!("generate_series(0, {n} - 1) AS g(n)");
     let bytes = |n: &str| {
-        format!(
-            "int8send({n} * 7046029254386353131 % 4611686018427387904) || '\\x00000000'::bytea || int8send({n})"
-        )
+        format!("int8send({n}::bigint # {SCATTER}) || '\\x00000000'::bytea || int8send({n}::bigint)")
     };
     conn.batch(&format!(
         "INSERT INTO app.transfers SELECT n / {PER_BLOCK}, n % {PER_BLOCK}, 0, sha256(int8send(n)), {token},
@@ -222,8 +222,7 @@ async fn fill(store: &PgDerived, pool: &PgPool, rows: u64) -> Result<()> {
 async fn paging(store: &PgDerived, blocks: u64) -> Result<()> {
     let sender = {
         let mut bytes = [0; 20];
-        bytes[..8]
-            .copy_from_slice(&(2u64 * 7_046_029_254_386_353_131 % 4_611_686_018_427_387_904).to_be_bytes());
+        bytes[..8].copy_from_slice(&(2 ^ SCATTER).to_be_bytes());
         bytes[12..].copy_from_slice(&2u64.to_be_bytes());
         Value::bytes(&bytes)
     };

@@ -1,8 +1,8 @@
 //! Applying the raw store's reorg log.
 //!
-//! Rows go from the top down, by whole blocks, so that every step is bounded by what it touches and the undo rows that a reader needs
-//! are there until the rows that they speak of are restored: a row of state is at any moment as it was after some block, and
-//! the undo row with the smallest height above the checkpoint says what it was at the checkpoint.
+//! Event rows go from the top down, by whole blocks. A row of state goes at once to what it was at the common block, with all its undo rows: one
+//! that every block changed is written once. So every step is bounded by what it touches, and until a row is restored
+//! its undo rows are there for readers.
 
 use std::collections::BTreeMap;
 
@@ -172,7 +172,12 @@ async fn step(shared: &Shared, entry_id: u64, max_rows: usize) -> Faulty<ApplyPr
 
 /// Rows are found by index, whatever the statistics say.
 pub(super) async fn by_index(tx: &Tx<'_>) -> Result<()> {
-    tx.conn.batch("SET LOCAL enable_seqscan = off; SET LOCAL plan_cache_mode = force_custom_plan").await
+    tx.conn
+        .batch(
+            "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; \
+             SET LOCAL plan_cache_mode = force_custom_plan",
+        )
+        .await
 }
 
 /// Deletes rows at or above height `$1`, about `$2` from the top: whole blocks, so a few more where a block is cut.
@@ -197,13 +202,24 @@ async fn demand_whole_catalog(tx: &Tx<'_>) -> Faulty<()> {
     .into())
 }
 
-/// Restores rows of state from about `max_rows` undo rows, from the top, and deletes those; how many there were.
+/// Takes the undo rows of keys that the topmost `$2` of them name: of as many keys as have about `$2` together.
+const TAKE_UNDO: &str = "WITH keys AS MATERIALIZED (
+         SELECT DISTINCT table_name, key FROM (
+             SELECT table_name, key FROM app.state_undo WHERE height >= $1 ORDER BY height DESC LIMIT $2) top),
+     chosen AS MATERIALIZED (
+         SELECT DISTINCT table_name, key FROM (
+             SELECT k.table_name, k.key FROM keys k CROSS JOIN LATERAL (
+                 SELECT 1 FROM app.state_undo u
+                 WHERE u.table_name = k.table_name AND u.key = k.key AND u.height >= $1) each_one
+             LIMIT $2) some_keys)
+     DELETE FROM app.state_undo u USING chosen c
+     WHERE u.table_name = c.table_name AND u.key = c.key AND u.height >= $1
+     RETURNING u.table_name, u.key, u.height, u.previous";
+
+/// Restores rows of state, each at once to what it was at the common block, and deletes their undo rows, about `max_rows` of them;
+/// how many there were.
 async fn restore(tx: &Tx<'_>, above: Height, max_rows: u64) -> Faulty<u64> {
-    let sql = format!(
-        "{} RETURNING table_name, key, height, previous",
-        delete_from_top("app.state_undo", "height")
-    );
-    let taken = tx.query(&sql, &[&int(above), &int_of(max_rows)]).await?;
+    let taken = tx.query(TAKE_UNDO, &[&int(above), &int_of(max_rows)]).await?;
     // By table and key: the lowest height, and what the row was before it.
     let mut wanted: BTreeMap<String, BTreeMap<Bytes, (i64, Option<Bytes>)>> = BTreeMap::new();
     for row in &taken {
