@@ -61,7 +61,7 @@ static NAMES: TableDef = TableDef {
 const RAW: [u8; 16] = [7; 16];
 
 fn catalog() -> Catalog {
-    Catalog::new([&TRANSFERS, &HOLDINGS, &NAMES]).unwrap()
+    Catalog::new([&TRANSFERS, &HOLDINGS, &NAMES]).expect("works")
 }
 
 fn id(height: u64) -> BlockId {
@@ -94,16 +94,16 @@ impl World {
     /// An adopted store with its services at height 0; `None` where there is no server.
     async fn new(change: impl FnOnce(&mut PgDerivedOptions)) -> Option<World> {
         let db = pg::database().await?;
-        let store = open(&db, catalog(), change).await.unwrap();
-        store.adopt(RAW, ReorgMark { id: 0, digest: [0; 32] }).await.unwrap();
+        let store = open(&db, catalog(), change).await.expect("works");
+        store.adopt(RAW, ReorgMark { id: 0, digest: [0; 32] }).await.expect("works");
         for service in ["mapper", "folder", "asker"] {
-            store.register(service, Height(0)).await.unwrap();
+            store.register(service, Height(0)).await.expect("works");
         }
         Some(World { store, db })
     }
 
     async fn claim(&self, service: &str, range_heights: u64) -> WorkerLease {
-        self.store.claim(&request(service, range_heights)).await.unwrap().unwrap()
+        self.store.claim(&request(service, range_heights)).await.expect("works").expect("works")
     }
 
     async fn commit(&self, lease: &WorkerLease, to: u64, rows: Vec<Row>) -> Result<Committed> {
@@ -113,13 +113,13 @@ impl World {
 
     async fn fold(&self, lease: &WorkerLease, to: u64, rows: Vec<StateRow>) -> Result<Committed> {
         let states = vec![StateRows { table: "holdings", rows }];
-        let folded_at = Some(self.store.forks().await.unwrap().unwrap().applied.id);
+        let folded_at = Some(self.store.forks().await.expect("works").expect("works").applied.id);
         self.store.commit_chunk(lease, ChunkCommit { states, folded_at, ..chunk(lease, to) }).await
     }
 
     async fn count(&self, sql: &str) -> i64 {
-        let conn = self.db.pool().get().await.unwrap();
-        conn.query_one(sql, &[]).await.unwrap().get(0)
+        let conn = self.db.pool().get().await.expect("works");
+        conn.query_one(sql, &[]).await.expect("works").get(0)
     }
 }
 
@@ -166,7 +166,7 @@ fn chunk(lease: &WorkerLease, to: u64) -> ChunkCommit {
 }
 
 async fn all(store: &PgDerived, table: &'static str) -> Vec<Row> {
-    store.snapshot().await.unwrap().scan(&Scan::new(table, 10_000)).await.unwrap().rows
+    store.snapshot().await.expect("works").scan(&Scan::new(table, 10_000)).await.expect("works").rows
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -455,12 +455,12 @@ async fn the_height_guard_is_a_second_line() {
 
 /// Applies a reorg; how many steps it took.
 async fn apply(store: &PgDerived, entry: &ReorgEntry, max_rows: usize) -> u32 {
-    store.begin_apply(entry).await.unwrap();
+    store.begin_apply(entry).await.expect("works");
     let mut steps = 1;
-    while store.apply_step(entry.id, max_rows).await.unwrap() == ApplyProgress::More {
+    while store.apply_step(entry.id, max_rows).await.expect("works") == ApplyProgress::More {
         steps += 1;
     }
-    store.finish_apply(entry.id).await.unwrap();
+    store.finish_apply(entry.id).await.expect("works");
     steps
 }
 
