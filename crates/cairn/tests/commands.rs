@@ -195,7 +195,11 @@ fn x03_an_unknown_schema_is_refused_by_every_command_and_left_alone() {
     ];
     end_of(cairn(dir.path()).args(demo)).well();
     verify_clean(dir.path(), "archive");
-    sql(dir.path(), |conn| conn.pragma_update(None, "user_version", 99));
+    let mut version = 0;
+    sql(dir.path(), |conn| {
+        version = conn.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
+        conn.pragma_update(None, "user_version", 99)
+    });
     let bytes = fs::read(dir.path().join("archive/raw.sqlite")).expect("reads");
     for args in [
         &demo[..],
@@ -207,6 +211,6 @@ fn x03_an_unknown_schema_is_refused_by_every_command_and_left_alone() {
         assert!(words.contains("schema is version 99") && words.contains("newer cairn"), "{args:?}: {words}");
     }
     assert!(fs::read(dir.path().join("archive/raw.sqlite")).expect("reads") == bytes, "nothing was changed");
-    sql(dir.path(), |conn| conn.pragma_update(None, "user_version", 1));
+    sql(dir.path(), |conn| conn.pragma_update(None, "user_version", version));
     verify_clean(dir.path(), "archive");
 }

@@ -137,9 +137,10 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let killed = Databases::make(&options.postgres, "cairn_killed").await?;
     let clean = Databases::make(&options.postgres, "cairn_clean").await?;
     report
-        .case(format!("{} kills while the chain forks: all tables as after a clean run", options.kills), async {
-            play(&options, &folder, &killed, &clean).await
-        })
+        .case(
+            format!("{} kills while the chain forks: all tables as after a clean run", options.kills),
+            async { play(&options, &folder, &killed, &clean).await },
+        )
         .await;
     if options.keep.is_none() {
         killed.drop().await?;

@@ -7,6 +7,8 @@ use cairn_source::evm::synthetic::{FirstBlock, ForkId, ForkOptions, SyntheticCha
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::derived::plan::DerivedPlan;
+
 /// One moment of the chain's life: from `at_ms` on, this is what it is.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
@@ -106,6 +108,8 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// How it has to end.
     pub expected: Expected,
+    /// The derived half, drawn apart; without one only raw data is played.
+    pub derived: Option<DerivedPlan>,
 }
 
 /// Draws the plan of `seed`, with its forks in `chain`.
@@ -152,6 +156,7 @@ pub fn draw(seed: u64, chain: &Arc<SyntheticChain>) -> Plan {
         preferred_heights: rng.random_range(1..=9),
         budget_bytes: *[20_000, 200_000, 50 << 20].get(rng.random_range(0..3usize)).unwrap_or(&200_000),
         expected: if over_the_limit { Expected::Halt } else { Expected::FinalChain },
+        derived: Some(crate::derived::plan::draw(seed, last_ms)),
     }
 }
 

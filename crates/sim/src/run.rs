@@ -143,21 +143,24 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
     let mut observer = Observer::default();
     let mut rng = SmallRng::seed_from_u64(plan.seed ^ 0x0b5e);
     let reader: Arc<dyn RawReader> = Arc::new(store.clone());
-    let life_ms = plan.moments.last().map_or(0, |moment| moment.at_ms);
-    let derived_plan = derived::plan::draw(plan.seed, life_ms);
-    let mut derived = DerivedSide::new(derived_plan, reader.clone(), clock.clone(), plan.seed);
+    let mut derived =
+        plan.derived.clone().map(|half| DerivedSide::new(half, reader.clone(), clock.clone(), plan.seed));
     let mut workers: FuturesUnordered<WorkerProcess> = FuturesUnordered::new();
     let mut workers_started = 0;
     let stop_workers = CancellationToken::new();
     let mut looks = 0;
-    let patience = PATIENCE + Duration::from_millis(derived.plan.away_ms.map_or(0, |(_, to)| to));
+    let away_ms = plan.derived.as_ref().and_then(|half| half.away_ms);
+    let patience = PATIENCE + Duration::from_millis(away_ms.map_or(0, |(_, to)| to));
     let deadline = began + Duration::from_millis(plan.quiet_from_ms) + patience;
     let mut halted = None;
     let mut ingested = false;
     loop {
         let pause_ms = rng.random_range(5..2_500);
         let now_ms = began.elapsed().as_millis() as u64;
-        if workers_started == 0 && now_ms >= derived.plan.starts_at_ms {
+        if let Some(derived) = &derived
+            && workers_started == 0
+            && now_ms >= derived.plan.starts_at_ms
+        {
             for _ in 0..derived.plan.processes {
                 workers_started += 1;
                 workers.push(derived.start(workers_started, &stop_workers));
@@ -188,7 +191,9 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
             Some(ended) = workers.next() => match ended {
                 Ended::Died => {
                     workers_started += 1;
-                    workers.push(derived.start(workers_started, &stop_workers));
+                    if let Some(derived) = &derived {
+                        workers.push(derived.start(workers_started, &stop_workers));
+                    }
                 }
                 Ended::Returned(Err(error)) => return Err(format!("a worker process ended: {error}")),
                 Ended::Returned(Ok(())) => return Err("a worker process ended by itself".into()),
@@ -196,16 +201,22 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
             () = tokio::time::sleep(Duration::from_millis(pause_ms)) => {
                 looks += 1;
                 observer.look(&reader, &chain, &forks, &mut rng).await?;
-                derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
-                derived.operate(now_ms).await?;
+                if let Some(derived) = &mut derived {
+                    derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
+                    derived.operate(now_ms).await?;
+                }
                 if plan.expected == Expected::FinalChain && arrived(&store, &chain, &plan).await? {
                     ingested = true;
                 }
-                if ingested && workers_started > 0 && derived_arrived(&store, &derived).await {
+                if ingested && derived_arrived(&store, derived.as_ref(), workers_started).await {
                     break;
                 }
                 if Instant::now() > deadline {
-                    return Err(format!("did not arrive: {}\n{}", state(&store).await, derived.state().await));
+                    let half = match &derived {
+                        Some(derived) => derived.state().await,
+                        None => String::new(),
+                    };
+                    return Err(format!("did not arrive: {}\n{half}", state(&store).await));
                 }
             }
         }
@@ -215,28 +226,31 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
     while processes.next().await.is_some() {}
     while workers.next().await.is_some() {}
     observer.look(&reader, &chain, &forks, &mut rng).await?;
-    derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
     let head = store.snapshot().await.map_err(|error| error.to_string())?.head().clone();
     compare(&store, &chain, &plan, halted.is_some(), &clock).await?;
-    let tip = head.tip.ok_or("the archive is empty")?;
-    let fork = forks.iter().find(|fork| chain.block_ref(**fork, tip.height) == tip);
-    let fork = *fork.ok_or_else(|| format!("ended at {tip}, a block of no fork"))?;
-    let heights = HeightRange::inclusive(plan.start, tip.height);
-    derived::observer::look_at_the_end(&derived.app, derived.errors(), &chain, fork, heights).await?;
+    if let Some(derived) = &derived {
+        derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
+        let tip = head.tip.ok_or("the archive is empty")?;
+        let fork = forks.iter().find(|fork| chain.block_ref(**fork, tip.height) == tip);
+        let fork = *fork.ok_or_else(|| format!("ended at {tip}, a block of no fork"))?;
+        let heights = HeightRange::inclusive(plan.start, tip.height);
+        derived::observer::look_at_the_end(&derived.app, derived.errors(), &chain, fork, heights).await?;
+    }
     Ok(Outcome {
         commits: crashes.commits(),
         reorgs: head.newest_reorg.id,
         processes: started,
-        derived_verbs: derived.faults.verbs(),
+        derived_verbs: derived.map_or(0, |derived| derived.faults.verbs()),
         workers: workers_started,
         looks,
         took_ms: began.elapsed().as_millis() as u64,
     })
 }
 
-async fn derived_arrived(store: &MemoryStore, derived: &DerivedSide) -> bool {
+async fn derived_arrived(store: &MemoryStore, derived: Option<&DerivedSide>, workers_started: u64) -> bool {
+    let Some(derived) = derived else { return true };
     match store.snapshot().await {
-        Ok(snapshot) => derived.arrived(snapshot.head()).await,
+        Ok(snapshot) => workers_started > 0 && derived.arrived(snapshot.head()).await,
         Err(_) => false,
     }
 }

@@ -1,5 +1,7 @@
 //! Seeds that once failed, each with what it showed, and an exhaustive run over the commits of a few small plans.
 
+use cairn_sim::derived::app::AppFault;
+use cairn_sim::derived::plan::DerivedPlan;
 use cairn_sim::plan::{self, CommitFault, FaultRates};
 use cairn_sim::{World, run_plan, run_seed};
 
@@ -56,6 +58,7 @@ fn i01_a_crash_at_every_commit_loses_and_doubles_nothing() {
         let mut plan = plan::draw(seed, &chain);
         plan.commit_faults = Vec::new();
         plan.faults = FaultRates::default();
+        plan.derived = None;
         let calm = run_plan(&chain, plan.clone()).expect("the run without faults passes");
         for fault in [CommitFault::CrashBefore, CommitFault::CrashAfter, CommitFault::LostAnswer] {
             for nth in 0..calm.commits.min(120) {
@@ -63,6 +66,49 @@ fn i01_a_crash_at_every_commit_loses_and_doubles_nothing() {
                 if let Err(error) = run_plan(&chain, plan.clone()) {
                     panic!("{fault:?} at commit {nth}: {error}");
                 }
+            }
+        }
+    }
+}
+
+/// Field case I01 on the derived side: a crash before and after every single verb of a small run with forks, one lost answer and one
+/// late arrival at each.
+#[test]
+fn i01_a_crash_at_every_derived_verb_loses_and_doubles_nothing() {
+    let world = World::default();
+    let seed = 16;
+    let chain = cairn_sim::chain(&world, seed);
+    let mut plan = plan::draw(seed, &chain);
+    plan.commit_faults = Vec::new();
+    plan.faults = FaultRates::default();
+    plan.derived = Some(DerivedPlan {
+        processes: 1,
+        workers: 1,
+        range_heights: 16,
+        chunk_heights: 8,
+        chunk_bytes: 1 << 20,
+        ttl_ms: 6_000,
+        apply_rows: 10,
+        faults: Vec::new(),
+        away_ms: None,
+        bugs: Vec::new(),
+        ask_fails_percent: 0,
+        reindex_at_ms: None,
+        starts_at_ms: 0,
+    });
+    let with = |faults| {
+        let mut plan = plan.clone();
+        if let Some(derived) = &mut plan.derived {
+            derived.faults = faults;
+        }
+        run_plan(&chain, plan)
+    };
+    let calm = with(Vec::new()).expect("the run without faults passes");
+    assert!(calm.reorgs > 0 && calm.derived_verbs > 20, "{calm:?}");
+    for fault in [AppFault::CrashBefore, AppFault::CrashAfter, AppFault::LostAnswer, AppFault::Late(9_000)] {
+        for nth in 0..calm.derived_verbs.min(60) {
+            if let Err(error) = with(vec![(nth, fault)]) {
+                panic!("{fault:?} at verb {nth}: {error}");
             }
         }
     }

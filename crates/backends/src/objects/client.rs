@@ -259,6 +259,7 @@ impl Objects {
 }
 
 /// "No such object" as an answer. "No such bucket" has another class and stays an error: a deletion there has deleted nothing.
+#[expect(clippy::result_large_err, reason = "called once a request, which is a round trip")]
 fn absent_is_none<T>(answer: Result<T, ObjectError>) -> Result<Option<T>, ObjectError> {
     match answer {
         Ok(found) => Ok(Some(found)),

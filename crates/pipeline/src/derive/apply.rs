@@ -25,6 +25,7 @@ pub(super) async fn adopt(context: &Context) -> Result<Option<ForkState>, Derive
             {
                 tracing::debug!(%error, "derived work waits for its stores");
                 tokio::select! {
+                    biased;
                     () = context.stop.cancelled() => {}
                     () = tokio::time::sleep(backoff.next_pause()) => {}
                 }
@@ -83,6 +84,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
             Ok(0) => {
                 backoff.reset();
                 tokio::select! {
+                    biased;
                     () = context.stop.cancelled() => {}
                     () = listener.wait(poll) => {}
                 }
@@ -91,6 +93,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
             Err(DeriveError::Store(error)) if error.kind().is_retryable() => {
                 tracing::debug!(%error, "a reorg waits to be applied");
                 tokio::select! {
+                    biased;
                     () = context.stop.cancelled() => {}
                     () = tokio::time::sleep(backoff.next_pause()) => {}
                 }

@@ -25,6 +25,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
     let (mut next_repair, mut next_reap, mut next_detect) = (now + repair, now + reap, now + detect);
     loop {
         tokio::select! {
+            biased;
             () = context.stop.cancelled() => return Ok(()),
             () = sleep_until(next_repair) => {
                 settled("repair", repair_checkpoints(&context).await)?;

@@ -141,6 +141,7 @@ async fn run_tasks(
         async move { Ok(context.wake.follow(&context.raw, poll, hint, &context.stop).await?) }
     });
     let begun = tokio::select! {
+        biased;
         () = shutdown.cancelled() => return Ok(()),
         begun = begin(context, &processors) => begun?,
     };
@@ -161,6 +162,7 @@ async fn run_tasks(
     }
     loop {
         tokio::select! {
+            biased;
             () = shutdown.cancelled() => return Ok(()),
             done = caught_up(context, &processors), if context.options.exit_when_caught_up => return done,
             task = tasks.join_next() => match task {
@@ -202,12 +204,15 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
                 Err(error) => return Err(error.into()),
             }
         };
+        context.board.service(name, |service| {
+            service.is_enricher = matches!(processor, Processor::Enricher(_));
+        });
         context.board.checkpoint(name, &checkpoint);
     }
     Ok(true)
 }
 
-/// Waits until every service's checkpoint is at the raw tip (or the stop), and every reorg is applied.
+/// Waits until the checkpoint of every service that others may wait for is at the raw tip (or the stop), and every reorg is applied.
 async fn caught_up(context: &Context, processors: &[Processor]) -> Result<(), DeriveError> {
     let mut listener = context.wake.listen();
     let poll = Duration::from_millis(context.options.poll_ms.max(1));
@@ -230,6 +235,9 @@ async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<boo
     let app = context.app.snapshot().await?;
     let settled = app.forks().is_settled() && app.forks().applied.id == head.newest_reorg.id;
     let done = |processor: &Processor| {
+        if matches!(processor, Processor::Enricher(_)) {
+            return true;
+        }
         app.checkpoint(processor.service().name).is_some_and(|own| own.paused || own.next >= end)
     };
     Ok(settled && processors.iter().all(done))
@@ -256,6 +264,7 @@ async fn maintain(context: Arc<Context>) -> Result<(), DeriveError> {
             }
         }
         tokio::select! {
+            biased;
             () = context.stop.cancelled() => {}
             () = tokio::time::sleep(Duration::from_millis(MAINTAIN_MS)) => {}
         }

@@ -12,6 +12,8 @@ use tokio::sync::watch;
 pub struct ServiceStatus {
     /// The height after its last complete one.
     pub next: Option<Height>,
+    /// It asks a node: nothing waits for it.
+    pub is_enricher: bool,
     /// Rows committed since the start of this process.
     pub rows: u64,
     /// Heights committed since the start of this process.
@@ -44,9 +46,14 @@ pub struct DeriveStatus {
 }
 
 impl DeriveStatus {
-    /// The lowest `next` of all services: everything below is derived.
+    /// The lowest `next` of all services but those that ask a node: everything below is derived.
     pub fn watermark_exclusive(&self) -> Option<Height> {
-        self.services.values().map(|service| service.next).min().flatten()
+        self.services
+            .values()
+            .filter(|service| !service.is_enricher)
+            .map(|service| service.next)
+            .min()
+            .flatten()
     }
 }
 

@@ -1,22 +1,31 @@
 //! What wakes a worker: a new raw head, or an upstream's checkpoint that moved in this process. A wake-up that is lost costs one poll.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cairn_store::{HeadRow, RawReader, StoreError};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 /// The newest raw head, and a counter that grows whenever something may be there to do.
 #[derive(Debug, Clone)]
 pub(super) struct Wake {
     head: Arc<watch::Sender<Option<HeadRow>>>,
-    ticks: Arc<watch::Sender<u64>>,
+    ticks: Arc<Ticks>,
+}
+
+/// Wakes in the order in which listeners began to wait; a watch channel wakes in a random one, and a seed's run would not be the same twice.
+#[derive(Debug, Default)]
+struct Ticks {
+    count: AtomicU64,
+    changed: Notify,
 }
 
 impl Default for Wake {
     fn default() -> Self {
-        Wake { head: Arc::new(watch::Sender::new(None)), ticks: Arc::new(watch::Sender::new(0)) }
+        Wake { head: Arc::new(watch::Sender::new(None)), ticks: Arc::default() }
     }
 }
 
@@ -28,12 +37,13 @@ impl Wake {
 
     /// Something changed.
     pub fn tick(&self) {
-        self.ticks.send_modify(|ticks| *ticks += 1);
+        self.ticks.count.fetch_add(1, Ordering::SeqCst);
+        self.ticks.changed.notify_waiters();
     }
 
     /// Begin to listen: changes from now on are seen by [`Listener::wait`].
     pub fn listen(&self) -> Listener {
-        Listener { ticks: self.ticks.subscribe() }
+        Listener { seen: self.ticks.count.load(Ordering::SeqCst), ticks: self.ticks.clone() }
     }
 
     /// Follows the raw store's head until told to stop. `hint` wakes it before the poll.
@@ -76,6 +86,7 @@ impl Wake {
                 }
             };
             tokio::select! {
+                biased;
                 () = stop.cancelled() => {}
                 () = tokio::time::sleep(poll) => {}
                 () = hinted => {}
@@ -88,13 +99,20 @@ impl Wake {
 /// Waits for changes.
 #[derive(Debug)]
 pub(super) struct Listener {
-    ticks: watch::Receiver<u64>,
+    ticks: Arc<Ticks>,
+    seen: u64,
 }
 
 impl Listener {
     /// Until something changed since the last call, or `at_most` has passed.
     pub async fn wait(&mut self, at_most: Duration) {
-        let changed = self.ticks.changed();
-        let _ = tokio::time::timeout(at_most, changed).await;
+        let mut changed = pin!(self.ticks.changed.notified());
+        // From here on no tick is missed.
+        changed.as_mut().enable();
+        if self.ticks.count.load(Ordering::SeqCst) == self.seen {
+            // Either end is as good; what was seen is read afterwards.
+            let _ = tokio::time::timeout(at_most, changed).await;
+        }
+        self.seen = self.ticks.count.load(Ordering::SeqCst);
     }
 }

@@ -89,6 +89,7 @@ impl Worker {
 
     async fn pause(&self, until: impl Future<Output = ()>) {
         tokio::select! {
+            biased;
             () = self.context.stop.cancelled() => {}
             () = until => {}
         }

@@ -61,6 +61,9 @@ pub struct PgRawStore {
     shared: Arc<Shared>,
 }
 
+/// What is told of commits, and of statements.
+type Hooks = (Option<Arc<dyn CommitHook>>, Option<Arc<dyn StatementHook>>);
+
 pub(super) struct Shared {
     pool: PgPool,
     options: PgRawOptions,
@@ -183,7 +186,7 @@ impl Shared {
         Ok(())
     }
 
-    fn hooks(&self) -> (Option<Arc<dyn CommitHook>>, Option<Arc<dyn StatementHook>>) {
+    fn hooks(&self) -> Hooks {
         (
             self.hook.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             self.statement_hook.lock().unwrap_or_else(PoisonError::into_inner).clone(),
