@@ -1,4 +1,5 @@
 //! Field cases O01 to O04, and what else goes wrong between here and a bucket, on a small S3 that misbehaves when told to.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 #![cfg(feature = "objects")]
 
 #[path = "support/s3_mock.rs"]

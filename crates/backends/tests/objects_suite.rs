@@ -80,11 +80,11 @@ struct Directories;
 #[async_trait]
 impl PayloadsFactory for Directories {
     async fn payloads(&self) -> Result<Arc<dyn TestPayloads>, PayloadError> {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a temporary folder");
         let place = dir.path().join("made/on/demand");
         let config = ObjectsConfig::new(format!("file://{}", place.display()).parse()?);
         let payloads = ObjectPayloads::open(ObjectsConfig { retry: quick(), ..config })?;
-        let door = object_store::local::LocalFileSystem::new_with_prefix(&place).unwrap();
+        let door = object_store::local::LocalFileSystem::new_with_prefix(&place).expect("opens");
         let door = Door::Library(Arc::new(door));
         Ok(Arc::new(Checked { payloads, door, prefix: String::new(), _dir: Some(dir) }))
     }
@@ -123,11 +123,11 @@ impl PayloadsFactory for Buckets {
                 let mut builder =
                     object_store::aws::AmazonS3Builder::new().with_url(&url).with_allow_http(true);
                 for (name, value) in &config.options {
-                    builder = builder.with_config(name.parse().unwrap(), value);
+                    builder = builder.with_config(name.parse().expect("parses"), value);
                 }
                 // The bare library's own client takes the process's TLS provider; another test may have set it.
                 let _ = rustls::crypto::ring::default_provider().install_default();
-                Door::Library(Arc::new(builder.build().unwrap()))
+                Door::Library(Arc::new(builder.build().expect("builds")))
             }
         };
         let payloads = ObjectPayloads::open(config)?;
@@ -136,7 +136,7 @@ impl PayloadsFactory for Buckets {
 }
 
 fn mock_config(mock: &S3Mock) -> ObjectsConfig {
-    let mut config = ObjectsConfig::new("s3://bucket/some/prefix".parse().unwrap());
+    let mut config = ObjectsConfig::new("s3://bucket/some/prefix".parse().expect("parses"));
     config.options = s3_real::options(&mock.endpoint, "k", "s");
     config
 }
@@ -168,7 +168,7 @@ async fn the_s3_protocol_conforms_in_parts_and_reading_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_google_protocol_conforms() {
     let mock = Arc::new(S3Mock::start().await);
-    let mut config = ObjectsConfig::new("gs://bucket/some/prefix".parse().unwrap());
+    let mut config = ObjectsConfig::new("gs://bucket/some/prefix".parse().expect("parses"));
     let account = format!(
         r#"{{"gcs_base_url":"{}","disable_oauth":true,"client_email":"","private_key":"","private_key_id":""}}"#,
         mock.endpoint
@@ -181,7 +181,7 @@ async fn the_google_protocol_conforms() {
 async fn a_real_s3_server_conforms() {
     let Some(config) = s3_real::config() else { return };
     conforms(config.clone(), None).await;
-    let location = format!("{}parts", config.location).parse().unwrap();
+    let location = format!("{}parts", config.location).parse().expect("parses");
     conforms(in_parts_and_read_back(ObjectsConfig { location, ..config }), None).await;
 }
 
@@ -189,7 +189,7 @@ async fn a_real_s3_server_conforms() {
 async fn a_real_s3_server_refuses_a_wrong_key() {
     let Some(mut config) = s3_real::config() else { return };
     config.options.insert("secret_access_key".into(), "wrong".into());
-    let store = ObjectPayloads::open(config).unwrap();
+    let store = ObjectPayloads::open(config).expect("opens");
     let error = store.claim("anybody").await.unwrap_err();
     assert!(matches!(error, PayloadError::Refused(_)), "{error:?}");
     assert!(error.to_string().contains("credentials"), "{error}");
@@ -197,12 +197,13 @@ async fn a_real_s3_server_refuses_a_wrong_key() {
 
 #[tokio::test]
 async fn memory_is_for_tests() {
-    let store = ObjectPayloads::open(ObjectsConfig::new("memory:".parse().unwrap())).unwrap();
+    let store = ObjectPayloads::open(ObjectsConfig::new("memory:".parse().expect("parses"))).expect("opens");
     let registry = cairn_store::MemoryRegistry::new(Arc::new(cairn_core::SystemClock));
     let bodies = [b"one", b"two", b"one"].map(|body| bytes::Bytes::from_static(body));
-    let objects = cairn_store::offload(&store, &registry, &bodies, OffloadOptions::default()).await.unwrap();
+    let objects =
+        cairn_store::offload(&store, &registry, &bodies, OffloadOptions::default()).await.expect("is done");
     assert_eq!(objects[0], objects[2]);
-    assert_eq!(store.get(objects[1], Some(3)).await.unwrap(), "two");
-    let listed: Vec<ListedPayload> = store.list(None, 10).await.unwrap().objects;
+    assert_eq!(store.get(objects[1], Some(3)).await.expect("is done"), "two");
+    let listed: Vec<ListedPayload> = store.list(None, 10).await.expect("is done").objects;
     assert_eq!(listed.len(), 2);
 }

@@ -47,8 +47,9 @@ fn assert_cut_and_rebuilt(block: &RawBlock) {
     let results: Vec<(&[u8], u32)> =
         pieces.transactions.iter().map(|tx| (&tx.result[..], tx.event_count)).collect();
     let events: Vec<&[u8]> = pieces.events.iter().map(|event| event.payload).collect();
-    assert_eq!(rebuild_body(&pieces.body_skeleton, &pieces.layout, &bodies).unwrap(), block.body);
-    let receipts = rebuild_receipts(&pieces.receipts_skeleton, &pieces.layout, &results, &events).unwrap();
+    assert_eq!(rebuild_body(&pieces.body_skeleton, &pieces.layout, &bodies).expect("is rebuilt"), block.body);
+    let receipts =
+        rebuild_receipts(&pieces.receipts_skeleton, &pieces.layout, &results, &events).expect("is rebuilt");
     assert_eq!(receipts, block.receipts);
     // What belongs to nobody is little: lists' headers, ommers, withdrawals.
     let between = pieces.receipts_skeleton.len();

@@ -156,10 +156,10 @@ pub enum StoreError {
         /// What doesn't match.
         what: String,
     },
-    /// A list that can't be read while a reorg is being applied.
-    #[error("{what} can't be read while a reorg is being applied: try again in a moment")]
+    /// Something that waits for other work: for a reorg that is being applied, or for heights that others make.
+    #[error("{what} waits for a reorg to be applied or for other work to be done: try again in a moment")]
     NotYet {
-        /// The list.
+        /// What waits.
         what: String,
     },
     /// The database is busy, away or out of space for now.

@@ -2,6 +2,8 @@
 //! lost, processes that die anywhere, and pauses longer than the grace time. One seed is one run, always the same. Each rule of the protocol is also left out once, and that
 //! has to be noticed.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -169,7 +169,7 @@ impl TestRegistry for Buggy {
 
 impl BuggyTransaction {
     fn inner(&mut self) -> &mut MemoryTransaction {
-        self.inner.as_mut().unwrap()
+        self.inner.as_mut().expect("the store is open")
     }
 }
 
@@ -198,7 +198,7 @@ impl TestTransaction for BuggyTransaction {
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
-        let inner = self.inner.take().unwrap();
+        let inner = self.inner.take().expect("the store is open");
         if self.bug != CommitForgets {
             inner.commit();
         }

@@ -174,10 +174,8 @@ mod tests {
         assert_eq!(calls.load(Ordering::Relaxed), 3);
 
         let begun = Instant::now();
-        let error = retry
-            .run("GET", "k", false, || std::future::pending::<object_store::Result<()>>())
-            .await
-            .unwrap_err();
+        let error =
+            retry.run("GET", "k", false, std::future::pending::<object_store::Result<()>>).await.unwrap_err();
         assert!(begun.elapsed().as_millis() < 181_000, "the whole call has a bound");
         assert!(error.to_string().contains("no answer within"), "{error}");
     }

@@ -1,4 +1,5 @@
 //! A small S3 in memory that can be told to misbehave. Speaks what `object_store` needs of S3 and of Google's XML interface; checks no signatures.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 #![allow(dead_code)]
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

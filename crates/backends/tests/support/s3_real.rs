@@ -26,9 +26,10 @@ pub fn config() -> Option<ObjectsConfig> {
         return None;
     };
     let url = url::Url::parse(&text).expect("CAIRN_TEST_S3_URL is no URL");
-    let endpoint = format!("{}://{}:{}", url.scheme(), url.host_str().unwrap(), url.port().unwrap());
+    let endpoint =
+        format!("{}://{}:{}", url.scheme(), url.host_str().expect("a host"), url.port().expect("a port"));
     let bucket = url.path().trim_matches('/');
-    let mut config = ObjectsConfig::new(format!("s3://{bucket}").parse().unwrap());
+    let mut config = ObjectsConfig::new(format!("s3://{bucket}").parse().expect("parses"));
     config.options = options(&endpoint, url.username(), url.password().unwrap_or_default());
     Some(config)
 }

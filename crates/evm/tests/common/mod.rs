@@ -1,4 +1,5 @@
 //! The public Ethereum RPC test suite, read as blocks and as questions with answers.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 #![allow(dead_code)]
 
 use std::io::Read;

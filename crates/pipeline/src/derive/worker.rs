@@ -249,6 +249,7 @@ impl Worker {
                     backoff.reset();
                     continue;
                 }
+                Ok(None) if self.context.stop.is_cancelled() => continue,
                 // Rows that are made again wait for the work that they lie under: who holds them must not be the one it waits for.
                 Ok(None) if lease.kind == LeaseKind::Reindex => return Err(nothing_yet(lease)),
                 Ok(None) => {
@@ -367,12 +368,19 @@ impl Worker {
             return Ok(None);
         }
         let context = &self.context;
-        let prepared = match &self.processor {
-            Processor::Mapper(mapper) => map::prepare(context, mapper, lease, heights).await?,
-            Processor::Folder(folder) => fold::prepare(context, folder, lease, heights).await?,
-            Processor::Enricher(enricher) => enrich::prepare(context, enricher, lease, heights).await?,
+        let preparing = async {
+            match &self.processor {
+                Processor::Mapper(mapper) => map::prepare(context, mapper, lease, heights).await,
+                Processor::Folder(folder) => fold::prepare(context, folder, lease, heights).await,
+                Processor::Enricher(enricher) => enrich::prepare(context, enricher, lease, heights).await,
+            }
         };
-        Ok(Some(prepared))
+        // It only reads, so a process that stops need not wait for it: a node that is asked may be silent for long.
+        tokio::select! {
+            biased;
+            () = context.stop.cancelled() => Ok(None),
+            prepared = preparing => prepared.map(Some),
+        }
     }
 
     async fn commit(&self, lease: &WorkerLease, prepared: Prepared) -> Result<Committed, DeriveError> {

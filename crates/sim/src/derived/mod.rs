@@ -11,7 +11,9 @@ use std::sync::Arc;
 use cairn_core::{BlockRef, Clock, Height};
 use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver};
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
-use cairn_store::derived::{Coordinator, DerivedReader, DerivedSnapshot, ErrorLog, LeaseFilter, LeaseStatus};
+use cairn_store::derived::{
+    Coordinator, DerivedReader, DerivedSnapshot, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus,
+};
 use cairn_store::{HeadRow, RawReader};
 use tokio_util::sync::CancellationToken;
 
@@ -162,7 +164,10 @@ async fn leases_rest(snapshot: &dyn DerivedSnapshot, tip: BlockRef) -> bool {
     let filter = LeaseFilter { limit: 100_000, ..LeaseFilter::default() };
     snapshot.leases(&filter).await.is_ok_and(|leases| {
         leases.iter().all(|lease| {
-            lease.status != LeaseStatus::Failed && lease.done_to == lease.range.end().min(tip.height.next())
+            // A range that is made again waits as FAILED where a reorg left it above the tip.
+            let waits = lease.kind == LeaseKind::Reindex && lease.range.end() > tip.height.next();
+            (lease.status != LeaseStatus::Failed || waits)
+                && lease.done_to == lease.range.end().min(tip.height.next())
         })
     })
 }
