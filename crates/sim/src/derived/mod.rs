@@ -167,7 +167,7 @@ async fn leases_rest(snapshot: &dyn DerivedSnapshot, tip: BlockRef) -> bool {
             // A range that is made again waits as FAILED where a reorg left it above the tip.
             let waits = lease.kind == LeaseKind::Reindex && lease.range.end() > tip.height.next();
             (lease.status != LeaseStatus::Failed || waits)
-                && lease.done_to == lease.range.end().min(tip.height.next())
+                && lease.done_to == lease.range.end().min(tip.height.next()).max(lease.range.start())
         })
     })
 }
