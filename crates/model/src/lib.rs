@@ -62,7 +62,7 @@
 //! walk that finds the common block, finality and the depth limit; the uuid and digests of the log. A block has one event
 //! row, a state has two keys.
 //!
-//! Decisions that came of it: `docs/adr/0006-derived-protocol.md`.
+//! Decisions that came of it: `docs/adr/0007-derived-protocol.md`.
 
 mod actors;
 mod app;
