@@ -1,5 +1,5 @@
-// Compiles the Solidity files named as arguments; prints {NAME: {abi, bytecode}}.
-// NODE_DEPS is the folder whose node_modules holds solc.
+// Compiles the Solidity files named as arguments; prints {NAME: {abi, bytecode, methods}} of the contracts in them.
+// NODE_DEPS is the folder whose node_modules holds solc, and what the files import.
 import { createRequire } from 'node:module'
 import { readFileSync } from 'node:fs'
 import { basename } from 'node:path'
@@ -8,6 +8,13 @@ const solc = createRequire(`${process.env.NODE_DEPS}/`)('solc')
 const sources = Object.fromEntries(
   process.argv.slice(2).map((file) => [basename(file), { content: readFileSync(file, 'utf8') }]),
 )
+const imported = (path) => {
+  try {
+    return { contents: readFileSync(`${process.env.NODE_DEPS}/node_modules/${path}`, 'utf8') }
+  } catch (e) {
+    return { error: e.message }
+  }
+}
 const output = JSON.parse(
   solc.compile(
     JSON.stringify({
@@ -18,6 +25,7 @@ const output = JSON.parse(
         outputSelection: { '*': { '*': ['abi', 'evm.bytecode.object', 'evm.methodIdentifiers'] } },
       },
     }),
+    { import: imported },
   ),
 )
 const errors = (output.errors ?? []).filter((e) => e.severity === 'error')
@@ -26,7 +34,7 @@ if (errors.length > 0) {
   process.exit(1)
 }
 const contracts = {}
-for (const file of Object.values(output.contracts))
-  for (const [name, c] of Object.entries(file))
+for (const file of Object.keys(sources))
+  for (const [name, c] of Object.entries(output.contracts[file]))
     contracts[name] = { abi: c.abi, bytecode: `0x${c.evm.bytecode.object}`, methods: c.evm.methodIdentifiers }
 console.log(JSON.stringify(contracts))
