@@ -1,0 +1,162 @@
+//! The networks: their names, contracts that the chain itself relies on, and sporks.
+
+use crate::FlowAddress;
+
+/// A network, by the `chain_id` text of its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Network {
+    /// `flow-mainnet`.
+    Mainnet,
+    /// `flow-testnet`.
+    Testnet,
+    /// `flow-emulator`.
+    Emulator,
+}
+
+/// Accounts of the contracts that decoders look for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accounts {
+    /// `FlowToken`.
+    pub flow_token: FlowAddress,
+    /// `FungibleToken`.
+    pub fungible_token: FlowAddress,
+    /// `FlowFees`.
+    pub flow_fees: FlowAddress,
+    /// `NonFungibleToken` and `MetadataViews`.
+    pub non_fungible_token: FlowAddress,
+    /// The service account: `EVM`, `FlowTransactionScheduler` and others.
+    pub service: FlowAddress,
+}
+
+/// A spork: a stretch of heights that one set of nodes serves, from its root to the next one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spork {
+    /// Its name.
+    pub name: &'static str,
+    /// The first height that its nodes serve.
+    pub root_height: u64,
+}
+
+/// The networks' numbers in cairn's own configuration: the EVM chain ids of EVM on Flow.
+const MAINNET_EVM: u64 = 747;
+const TESTNET_EVM: u64 = 545;
+const OTHER_EVM: u64 = 646;
+
+impl Network {
+    /// By its `chain_id`; `None` for names that this version doesn't know.
+    pub fn from_chain_id(chain_id: &str) -> Option<Network> {
+        match chain_id {
+            "flow-mainnet" => Some(Network::Mainnet),
+            "flow-testnet" => Some(Network::Testnet),
+            "flow-emulator" => Some(Network::Emulator),
+            _ => None,
+        }
+    }
+
+    /// The text in its blocks.
+    pub fn chain_id(self) -> &'static str {
+        match self {
+            Network::Mainnet => "flow-mainnet",
+            Network::Testnet => "flow-testnet",
+            Network::Emulator => "flow-emulator",
+        }
+    }
+
+    /// The EIP-155 chain id of its EVM.
+    pub fn evm_chain_id(self) -> u64 {
+        match self {
+            Network::Mainnet => MAINNET_EVM,
+            Network::Testnet => TESTNET_EVM,
+            Network::Emulator => OTHER_EVM,
+        }
+    }
+
+    /// Where the contracts stand.
+    pub fn accounts(self) -> Accounts {
+        let account = |number: u64| FlowAddress(number.to_be_bytes());
+        match self {
+            Network::Mainnet => Accounts {
+                flow_token: account(0x1654_6533_9904_0a61),
+                fungible_token: account(0xf233_dcee_88fe_0abe),
+                flow_fees: account(0xf919_ee77_447b_7497),
+                non_fungible_token: account(0x1d7e_57aa_5581_7448),
+                service: account(0xe467_b9dd_11fa_00df),
+            },
+            Network::Testnet => Accounts {
+                flow_token: account(0x7e60_df04_2a9c_0868),
+                fungible_token: account(0x9a07_66d9_3b66_08b7),
+                flow_fees: account(0x912d_5440_f7e3_769e),
+                non_fungible_token: account(0x631e_88ae_7f1d_7c20),
+                service: account(0x8c53_03ea_a262_02d6),
+            },
+            Network::Emulator => Accounts {
+                flow_token: account(0x0ae5_3cb6_e3f4_2a79),
+                fungible_token: account(0xee82_856b_f20e_2aa6),
+                flow_fees: account(0xe5a8_b7f2_3e8b_548f),
+                non_fungible_token: account(0xf8d6_e058_6b0a_20c7),
+                service: account(0xf8d6_e058_6b0a_20c7),
+            },
+        }
+    }
+
+    /// Its sporks by ascending root (onflow/flow `sporks.json`). Empty where there is only one set of nodes.
+    pub fn sporks(self) -> &'static [Spork] {
+        match self {
+            Network::Mainnet => MAINNET_SPORKS,
+            Network::Testnet => TESTNET_SPORKS,
+            Network::Emulator => &[],
+        }
+    }
+}
+
+const fn spork(name: &'static str, root_height: u64) -> Spork {
+    Spork { name, root_height }
+}
+
+const MAINNET_SPORKS: &[Spork] = &[
+    spork("mainnet1", 7_601_063),
+    spork("mainnet2", 8_742_959),
+    spork("mainnet3", 9_737_133),
+    spork("mainnet4", 9_992_020),
+    spork("mainnet5", 12_020_337),
+    spork("mainnet6", 12_609_237),
+    spork("mainnet7", 13_404_174),
+    spork("mainnet8", 13_950_742),
+    spork("mainnet9", 14_892_104),
+    spork("mainnet10", 15_791_891),
+    spork("mainnet11", 16_755_602),
+    spork("mainnet12", 17_544_523),
+    spork("mainnet13", 18_587_478),
+    spork("mainnet14", 19_050_753),
+    spork("mainnet15", 21_291_692),
+    spork("mainnet16", 23_830_813),
+    spork("mainnet17", 27_341_470),
+    spork("mainnet18", 31_735_955),
+    spork("mainnet19", 35_858_811),
+    spork("mainnet20", 40_171_634),
+    spork("mainnet21", 44_950_207),
+    spork("mainnet22", 47_169_687),
+    spork("mainnet23", 55_114_467),
+    spork("mainnet24", 65_264_619),
+    spork("mainnet25", 85_981_135),
+    spork("mainnet26", 88_226_267),
+    spork("mainnet27", 130_290_659),
+    spork("mainnet28", 137_390_146),
+];
+
+const TESTNET_SPORKS: &[Spork] =
+    &[spork("devnet52", 218_215_349), spork("devnet53", 280_224_020), spork("devnet54", 305_778_201)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sporks_ascend() {
+        for network in [Network::Mainnet, Network::Testnet, Network::Emulator] {
+            assert!(network.sporks().is_sorted_by(|a, b| a.root_height < b.root_height));
+            assert_eq!(Network::from_chain_id(network.chain_id()), Some(network));
+        }
+        assert_eq!(Network::from_chain_id("flow-previewnet"), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! Blocks put together from a node's answers: whole, or refused.
+
+mod support;
+
+use bytes::Bytes;
+use cairn_core::{BlockLayout, ErrorKind, RawBlock, StoredBlock, TxStatus};
+use cairn_flow::proto::TransactionStatus;
+use cairn_flow::{Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble};
+use proptest::prelude::*;
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint};
+use support::Draft;
+
+fn stored(raw: &RawBlock) -> StoredBlock {
+    StoredBlock {
+        facts: raw.facts,
+        transactions: raw.transactions.clone(),
+        header: raw.header.clone(),
+        body: raw.body.clone(),
+        receipts: raw.receipts.clone(),
+        extras: raw.extras.clone(),
+        traces: None,
+    }
+}
+
+#[test]
+fn a_block_is_put_together_and_read_back() {
+    let mut draft = Draft::new(20, &[2, 1], 3);
+    draft.transactions[1].1.status_code = 1;
+    draft.transactions[1].1.error_message = "[Error Code: 1101] cadence runtime error".into();
+    let raw = assemble(&draft.parts()).expect("is whole");
+    assert_eq!((raw.facts.height.get(), raw.facts.tx_count, raw.facts.log_count), (20, 4, 12));
+    assert_eq!(raw.facts.timestamp_ms, 1_770_000_000_123);
+    assert_eq!(raw.transactions[1].status, TxStatus::Failed);
+    assert_eq!(raw.transactions[0].sender.as_ref(), [0, 0, 0, 0, 0, 0, 0, 9]);
+    assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID);
+    assert_eq!(raw.log_terms.len(), 3);
+
+    let block = DecodedBlock::decode(&stored(&raw)).expect("is read");
+    assert_eq!(block.transactions.len(), 4);
+    for (index, tx) in block.transactions.iter().enumerate() {
+        assert_eq!(tx.id, raw.transactions[index].id);
+        assert_eq!(tx.is_system, index == 3);
+        assert_eq!(tx.transaction, draft.transactions[index].0);
+        assert_eq!(tx.events.iter().map(|event| event.index).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+    assert!(block.execution_result.is_some());
+
+    let slices = FlowLayout::new(Network::Emulator).slices(&raw).expect("can be cut");
+    assert_eq!((slices.transactions.len(), slices.events.len()), (4, 12));
+    for (index, slice) in slices.transactions.iter().enumerate() {
+        assert_eq!(raw.body[slice.body.clone()], draft.transactions[index].0.encode_to_vec());
+        let events = slices.events.iter().filter(|event| event.tx_index as usize == index);
+        for (event, whole) in events.zip(&draft.transactions[index].1.events) {
+            assert_eq!(raw.receipts[event.range.clone()], whole.encode_to_vec());
+        }
+    }
+}
+
+#[test]
+fn what_says_something_of_the_node_is_left_out_and_unknown_fields_are_kept() {
+    let parts = Draft::new(20, &[1], 1).parts();
+    let plain = assemble(&parts).expect("is whole");
+    let mut other = parts.clone();
+    let mut result = parts.results[0].to_vec();
+    encode_key(9, WireType::LengthDelimited, &mut result);
+    result.extend([2, 0x10, 99]);
+    other.results[0] = result.clone().into();
+    assert_eq!(assemble(&other).expect("is whole"), plain, "two nodes give the same block");
+    encode_key(77, WireType::Varint, &mut result);
+    encode_varint(5, &mut result);
+    other.results[0] = result.into();
+    let kept = assemble(&other).expect("is whole");
+    assert_eq!(kept.receipts.len(), plain.receipts.len() + 3);
+}
+
+#[test]
+fn the_system_transaction_has_the_same_id_in_every_block() {
+    let ids = [20, 21].map(|height| {
+        let raw = assemble(&Draft::new(height, &[1], 0).parts()).expect("is whole");
+        raw.transactions.last().expect("there is one").id
+    });
+    assert_eq!(ids[0], ids[1]);
+    let mut draft = Draft::new(20, &[1], 0);
+    let last = draft.transactions.last_mut().expect("there is one");
+    last.1.transaction_id = Bytes::from(vec![5; 32]);
+    let raw = assemble(&draft.parts()).expect("the node's word is taken, and marked");
+    assert!(Checks::from_bits_truncate(raw.facts.unverified).contains(Checks::SYSTEM_ID));
+    assert_eq!(raw.transactions.last().expect("there is one").id.as_bytes(), &[5; 32]);
+}
+
+fn refused(change: impl FnOnce(&mut Draft)) -> FlowError {
+    let mut draft = Draft::new(20, &[2, 1], 2);
+    change(&mut draft);
+    assemble(&draft.parts()).expect_err("is refused")
+}
+
+#[test]
+fn missing_results_are_an_error_and_never_empty_ones() {
+    let mut parts = Draft::new(20, &[2], 1).parts();
+    parts.results.pop();
+    assert_eq!(assemble(&parts).expect_err("is refused").kind(), ErrorKind::Wait);
+    // A node that cuts a block short in silence: a whole collection is not there.
+    let error = refused(|draft| {
+        draft.transactions.remove(2);
+        for event in &mut draft.transactions[2].1.events {
+            event.transaction_index = 2;
+        }
+    });
+    assert_eq!(error.kind(), ErrorKind::Wait);
+    assert!(error.to_string().contains("c1c1"), "{error}");
+    for status in [TransactionStatus::Unknown, TransactionStatus::Pending, TransactionStatus::Executed] {
+        let error = refused(|draft| draft.transactions[1].1.status = status as i32);
+        assert_eq!(error.kind(), ErrorKind::Wait, "{error}");
+    }
+}
+
+#[test]
+fn e09_answers_of_another_block_are_refused() {
+    let errors = [
+        refused(|draft| draft.transactions[0].1.block_id = Bytes::from(vec![1; 32])),
+        refused(|draft| draft.transactions[0].1.block_height = 21),
+        refused(|draft| draft.transactions[0].1.transaction_id = Bytes::from(vec![1; 32])),
+        refused(|draft| draft.transactions[0].0.gas_limit += 1),
+        refused(|draft| draft.transactions[0].1.events[0].transaction_id = Bytes::from(vec![1; 32])),
+        refused(|draft| draft.transactions[0].1.events[0].transaction_index = 1),
+        refused(|draft| draft.transactions.swap(0, 2)),
+        refused(|draft| draft.transactions.rotate_right(1)),
+        refused(|draft| draft.block.id = Bytes::from(vec![1; 31])),
+        refused(|draft| {
+            draft.execution_result.as_mut().expect("there is one").block_id = Bytes::from(vec![1; 32])
+        }),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+        assert!(error.to_string().contains("20"), "{error}");
+    }
+}
+
+#[test]
+fn f05_events_out_of_order_are_refused() {
+    let error = refused(|draft| draft.transactions[0].1.events.swap(0, 1));
+    assert!(error.to_string().contains("events"), "{error}");
+    refused(|draft| draft.transactions[0].1.events[1].event_index = 0);
+}
+
+#[test]
+fn an_old_node_that_names_less_is_taken_at_the_orders_word() {
+    let mut draft = Draft::new(20, &[2], 1);
+    draft.transactions.pop();
+    draft.execution_result = None;
+    for (_, result) in &mut draft.transactions {
+        (result.transaction_id, result.block_id, result.block_height) = (Bytes::new(), Bytes::new(), 0);
+    }
+    let raw = assemble(&draft.parts()).expect("is taken");
+    let unverified = Checks::from_bits_truncate(raw.facts.unverified);
+    assert_eq!(unverified, Checks::BLOCK_ID | Checks::SYSTEM_MISSING | Checks::EXECUTION_RESULT);
+    let block = DecodedBlock::decode(&stored(&raw)).expect("is read");
+    assert_eq!(block.transactions[0].id, raw.transactions[0].id);
+}
+
+proptest! {
+    #[test]
+    fn damaged_answers_are_refused_or_whole(part in 0usize..7, at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut parts = Draft::new(20, &[2], 2).parts();
+        let damaged = match part {
+            0 => &mut parts.block,
+            1..4 => &mut parts.transactions[part - 1],
+            _ => &mut parts.results[part - 4],
+        };
+        let mut bytes = damaged.to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        *damaged = bytes.into();
+        if let Ok(raw) = assemble(&parts) {
+            let _ = DecodedBlock::decode(&stored(&raw));
+            let _ = FlowLayout::new(Network::Emulator).slices(&raw);
+        }
+    }
+}

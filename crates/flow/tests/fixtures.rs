@@ -1,0 +1,103 @@
+//! What was recorded from real networks decodes to what it says.
+
+mod support;
+
+use alloy_primitives::{Address, B256, U256};
+use cairn_flow::cdc::CdcValue;
+use cairn_flow::evm::{DirectKind, Executed, decode_payload};
+use cairn_flow::id::transaction_id;
+use cairn_flow::{EventType, Network};
+
+#[test]
+fn all_transaction_ids_are_computed() {
+    let Some(vectors) = support::json("txid-vectors.json") else { return };
+    let vectors = vectors.as_array().expect("a list");
+    assert_eq!(vectors.len(), 8);
+    for vector in vectors {
+        let computed = hex::encode(transaction_id(&support::transaction(&vector["tx"])).as_bytes());
+        assert_eq!(computed, vector["id"].as_str().expect("text"), "{}", vector["name"]);
+    }
+}
+
+#[test]
+fn all_recorded_events_are_read() {
+    let Some(events) = support::json("events.jsoncdc.json") else { return };
+    for event in events.as_array().expect("a list") {
+        let name = event["type"].as_str().expect("text").split(' ').next().expect("a word");
+        let parsed =
+            CdcValue::parse_event(event["payload"].as_str().expect("text").as_bytes()).expect("is read");
+        assert_eq!(parsed.id, name);
+        assert!(EventType::parse(&parsed.id).is_some());
+        assert!(!parsed.fields.is_empty());
+    }
+}
+
+#[test]
+fn recorded_payloads_are_flat_as_explorers_show_them() {
+    let (Some(events), Some(flat)) =
+        (support::json("events.jsoncdc.json"), support::json("mainnet-tx-events-flat.json"))
+    else {
+        return;
+    };
+    let flat: Vec<&serde_json::Value> = flat
+        .as_array()
+        .expect("a list")
+        .iter()
+        .flat_map(|tx| tx["events"].as_array().expect("a list"))
+        .collect();
+    let mut seen = 0;
+    for event in events.as_array().expect("a list").iter().filter(|event| event["network"] == "flow-mainnet")
+    {
+        let value = CdcValue::parse(event["payload"].as_str().expect("text").as_bytes()).expect("is read");
+        seen += flat
+            .iter()
+            .filter(|flat| flat["type"] == event["type"] && flat["payload"] == value.to_flat())
+            .count();
+    }
+    assert_eq!(seen, 2, "the two that are in both files");
+}
+
+#[test]
+fn a_direct_call_is_read_and_its_hash_computed() {
+    let Some(text) = support::fixture("evmgw_direct_call.bin") else { return };
+    let tx = decode_payload(&hex::decode(text.trim_ascii()).expect("hex")).expect("is read");
+    let hash: B256 =
+        "0xb055748f36d6bbe99a7ab5e45202b5c095ceda985dec0cc2a8747fd88c80c8c9".parse().expect("a hash");
+    let address = |text: &str| text.parse::<Address>().expect("an address");
+    assert_eq!(tx.hash, hash);
+    assert_eq!(tx.from, Some(address("0x0000000000000000000000010000000000000000")));
+    assert_eq!(tx.to, Some(address("0x000000000000000000000002ef6737ccBbAa9977")));
+    assert_eq!((tx.value, tx.gas_limit, tx.gas_price), (U256::from(10_000_000_000u64), 23_300, 0));
+    assert_eq!(
+        (tx.nonce, tx.direct),
+        (0, Some(DirectKind::Deposit)),
+        "the nonce is the last item, not the second"
+    );
+}
+
+#[test]
+fn a_signed_transaction_is_read_and_its_sender_recovered() {
+    let Some(text) = support::fixture("evmgw_transaction_call.bin") else { return };
+    let tx = decode_payload(&hex::decode(text.trim_ascii()).expect("hex")).expect("is read");
+    let hash: B256 =
+        "0xe414f90fea2aebd75e8c0b3b6a4a0c9928e86c16ea724343d884f40bfe2c4c6b".parse().expect("a hash");
+    let sender: Address = "0x658Bdf435d810C91414eC09147DAA6DB62406379".parse().expect("an address");
+    assert_eq!((tx.hash, tx.from, tx.to), (hash, Some(sender), None));
+    assert_eq!((tx.gas_limit, tx.input.len(), tx.direct), (125_000, 264, None));
+}
+
+#[test]
+fn a_recorded_evm_event_names_the_hash_of_its_payload() {
+    let Some(events) = support::json("events.jsoncdc.json") else { return };
+    let of_evm = |event: &&serde_json::Value| {
+        let name = event["type"].as_str().and_then(EventType::parse);
+        name.is_some_and(|name| name.is(Network::Mainnet.accounts().service, "EVM", "TransactionExecuted"))
+    };
+    let event = events.as_array().expect("a list").iter().find(of_evm).expect("there is one");
+    let event = CdcValue::parse_event(event["payload"].as_str().expect("text").as_bytes()).expect("is read");
+    let executed = Executed::from_event(&event).expect("is read");
+    let tx = decode_payload(&executed.payload).expect("is read");
+    assert_eq!((tx.hash, tx.tx_type, tx.nonce), (executed.hash, executed.tx_type, 0));
+    assert_eq!((executed.block_height, executed.gas_used, executed.error_code), (55_215_387, 21_000, 0));
+    assert!(executed.logs.is_empty() && executed.contract_address.is_none());
+}
