@@ -113,15 +113,26 @@ run_tests() {
   [ "$TOTAL_FAILED" = 0 ]
 }
 
-# run_bench [NAME ...]: in release. One that compares with another server is told where the programs are.
+# run_bench [NAME ...]: in release. One that compares with another server is told where the programs are; one that needs PostgreSQL uses the
+# server of CAIRN_TEST_PG_URL or of `./dev up postgres`, which it starts where it isn't up, and stops again.
 run_bench() {
   local more=() anvil artifacts
   case " $* " in
-    *" --no-peer "*) ;;
-    " getlogs "*)
+    *" --no-peer "* | *" --help "*) ;;
+    " getlogs "* | " node-to-postgres "*)
       locked_cargo build --release -q -p cairn || die "the build failed"
       anvil="$(anvil_get)" && artifacts="$(contracts)" || return 1
       more=(--anvil "$anvil" --contracts "$artifacts" --cairn "${CARGO_TARGET_DIR:-target}/release/cairn")
+      ;;
+  esac
+  case "${1:-}" in
+    postgres | rollback | node-to-postgres)
+      if [ -z "${CAIRN_TEST_PG_URL:-}" ]; then
+        if ! { alive "$RUN/postgres/pid" && postgres_check; }; then trap postgres_stop EXIT; fi
+        servers_up postgres || return 1
+        CAIRN_TEST_PG_URL="$(postgres_url)"
+        export CAIRN_TEST_PG_URL
+      fi
       ;;
   esac
   locked_cargo run --release -q -p cairn-dev -- bench "$@" "${more[@]}"

@@ -5,9 +5,14 @@
 mod anvil;
 mod anvil_test;
 mod bench;
+mod bench_derived;
 mod bench_getlogs;
 mod bench_ingest;
+mod bench_node_to_postgres;
 mod bench_peer;
+mod bench_pg;
+mod bench_postgres;
+mod bench_rollback;
 mod cairn;
 mod client_test;
 mod compare;
@@ -61,7 +66,7 @@ enum Command {
 }
 
 /// Benchmarks by name. Each is a file `bench_NAME.rs` with a function that takes its own arguments.
-const BENCHMARKS: &[&str] = &["ingest", "getlogs"];
+const BENCHMARKS: &[&str] = &["ingest", "getlogs", "postgres", "rollback", "node-to-postgres"];
 
 async fn run(command: Command) -> Result<ExitCode> {
     match command {
@@ -88,6 +93,11 @@ async fn bench(name: Option<&str>, arguments: Vec<String>) -> Result<ExitCode> {
         }
         Some("ingest") => bench_ingest::run(bench_ingest::Options::parse_from(arguments)).await,
         Some("getlogs") => bench_getlogs::run(bench_getlogs::Options::parse_from(arguments)).await,
+        Some("postgres") => bench_postgres::run(bench_postgres::Options::parse_from(arguments)).await,
+        Some("rollback") => bench_rollback::run(bench_rollback::Options::parse_from(arguments)).await,
+        Some("node-to-postgres") => {
+            bench_node_to_postgres::run(bench_node_to_postgres::Options::parse_from(arguments)).await
+        }
         Some(name) => bail!("there is no benchmark {name}; there are: {}", BENCHMARKS.join(", ")),
     }
 }
