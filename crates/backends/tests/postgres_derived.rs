@@ -691,3 +691,36 @@ async fn pages_far_down_cost_what_the_first_one_costs() {
     let found = world.store.snapshot().await.unwrap().rows("transfers", &keys).await.unwrap();
     assert_eq!(found, [Some(transfer(7, 3, 1)), None]);
 }
+
+#[tokio::test]
+async fn the_lookahead_moves_with_the_tip_and_not_only_with_what_is_written() {
+    let Some(world) = World::new(|_| {}).await else { return };
+    let count = async || {
+        let pool = world.db.pool();
+        let conn = pool.get().await.expect("connects");
+        let sql = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'app.transfers'::regclass";
+        conn.query_one(sql, &[]).await.expect("counts").get::<_, i64>(0)
+    };
+    for (tip, partitions) in [(5, 3), (999, 3), (1_000, 4), (1_500, 4), (2_000, 5)] {
+        world.store.maintain(Height(tip)).await.expect("works");
+        assert_eq!(count().await, partitions, "tip {tip}");
+    }
+}
+
+#[tokio::test]
+async fn who_only_reads_makes_neither_schema_nor_tables() {
+    let Some(db) = pg::database().await else { return };
+    let refused =
+        open(&db, catalog(), |options| options.read_only = true).await.expect_err("nothing is there");
+    assert!(refused.to_string().contains("cairn migrate"), "{refused}");
+    let conn = db.pool().get().await.expect("connects");
+    let row = conn.query_one("SELECT to_regnamespace('app') IS NULL", &[]).await.expect("asks");
+    assert!(row.get::<_, bool>(0), "no schema was made");
+    drop(conn);
+    let fewer = Catalog::new([&TRANSFERS, &HOLDINGS]).expect("works");
+    open(&db, fewer, |_| {}).await.expect("makes them");
+    let refused = open(&db, catalog(), |options| options.read_only = true).await.expect_err("one is missing");
+    assert!(refused.to_string().contains("no table names yet"), "{refused}");
+    open(&db, catalog(), |_| {}).await.expect("makes it");
+    open(&db, catalog(), |options| options.read_only = true).await.expect("all is there");
+}

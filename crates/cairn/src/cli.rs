@@ -47,6 +47,10 @@ pub enum Command {
     Reindex(ReindexArgs),
     /// Make or bring up to date the schemas of both databases.
     Migrate(MigrateArgs),
+    /// Hold what is stored against itself, and mend it: lookups, counts, blocks, index entries, derived rows.
+    Repair(RepairArgs),
+    /// Large payloads of a raw database on PostgreSQL: list them, collect those that nothing needs.
+    Payloads(PayloadsArgs),
     /// Check every stored block against its own hashes, roots, links and index entries. Names what is wrong.
     Verify(VerifyArgs),
     /// Print the configuration in force, secrets hidden.
@@ -57,7 +61,7 @@ pub enum Command {
 #[derive(Debug, Clone, Default, Args, Serialize)]
 pub struct DataArgs {
     /// The archive's directory [default: cairn-data].
-    #[arg(long = "data", value_name = "DIR")]
+    #[arg(long = "data", value_name = "DIR", global = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_dir: Option<PathBuf>,
 }
@@ -149,7 +153,7 @@ pub enum Role {
     All,
     /// Takes blocks, and serves nothing but health and metrics.
     Ingest,
-    /// Derives tables.
+    /// Derives tables, and serves nothing but health and metrics.
     Work,
     /// Answers.
     Api,
@@ -279,8 +283,80 @@ pub struct ReindexArgs {
 /// `cairn migrate`.
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
+    /// Make a table of PostgreSQL anew in place: rename it to `_old`, copy its rows in batches, compare counts and checksums, drop it. For a table whose
+    /// partitions are to have another size (raw) or whose definition changed (app). Killed anywhere, the same command goes on.
+    #[arg(long, value_name = "raw.TABLE|app.TABLE", conflicts_with = "recreate")]
+    pub in_place: Option<String>,
+    /// Rows that are copied in one transaction.
+    #[arg(long, default_value_t = 5_000, value_name = "ROWS", requires = "in_place")]
+    pub batch_rows: u64,
+    /// Export a derived table of PostgreSQL, and all others of its worker, as CSV; then drop them and make them again, empty. They are derived anew.
+    #[arg(long, value_name = "app.TABLE", requires = "export_dir")]
+    pub recreate: Option<String>,
+    /// Where exported tables go: one `app.TABLE.csv.gz` each.
+    #[arg(long, value_name = "DIR")]
+    pub export_dir: Option<PathBuf>,
     #[command(flatten)]
     pub data: DataArgs,
+}
+
+/// `cairn repair`.
+#[derive(Debug, Args)]
+pub struct RepairArgs {
+    /// Heights to repair, both ends included: `100..200`, `100..`, `..200` or `100` [default: everything].
+    #[arg(value_name = "RANGE")]
+    pub range: Option<String>,
+    /// Look at only so many heights in full, a stretch drawn at random; lookups and counts of all are looked at.
+    #[arg(long, value_name = "HEIGHTS")]
+    pub sample: Option<u64>,
+    /// Leave derived tables out.
+    #[arg(long)]
+    pub raw_only: bool,
+    /// Fold state anew (holdings, owners, statistics) where the events differed that it was folded from.
+    #[arg(long)]
+    pub refold: bool,
+    #[command(flatten)]
+    pub chain: ChainArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// `cairn payloads`.
+#[derive(Debug, Args)]
+pub struct PayloadsArgs {
+    #[command(subcommand)]
+    pub command: PayloadsCommand,
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// What to do with payloads.
+#[derive(Debug, Subcommand)]
+pub enum PayloadsCommand {
+    /// List the objects that the database knows, and sum them up.
+    List {
+        /// In this state only.
+        #[arg(long, value_name = "STATE", value_parser = ["live", "dead", "deleting"])]
+        state: Option<String>,
+        /// Name at most so many.
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        /// Ask the object store for each live one, and name those that are missing or have another length.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Delete what nothing needs: objects whose rows are gone, and what a crash left behind. May run beside everything else.
+    Gc {
+        /// Change nothing: name what would go.
+        #[arg(long)]
+        dry_run: bool,
+        /// How long an object stays after its last use, and again after it was found unneeded, in seconds; longer than the longest lease.
+        #[arg(long, default_value_t = 86_400, value_name = "SECONDS")]
+        grace_s: u64,
+        /// Don't look for objects that the database doesn't know, which lists the whole place.
+        #[arg(long)]
+        no_listing: bool,
+    },
 }
 
 /// `cairn run`.

@@ -52,6 +52,8 @@ pub struct Config {
     pub serve: ServeConfig,
     /// When the service calls itself ready.
     pub health: HealthConfig,
+    /// Repair at intervals.
+    pub repair: RepairConfig,
 }
 
 /// One database.
@@ -69,6 +71,9 @@ pub struct DatabaseConfig {
     pub statement_timeout_ms: u64,
     /// Only keys are indexed while partitions fill; the other indexes are built on each partition when it is full.
     pub backfill: bool,
+    /// How many heights a new partition of each raw table holds; none: the sizes of the schema. Nothing in the app database, whose tables say it themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition_heights: Option<u64>,
 }
 
 impl Default for DatabaseConfig {
@@ -79,6 +84,7 @@ impl Default for DatabaseConfig {
             max_idle_conns: 4,
             statement_timeout_ms: 30_000,
             backfill: false,
+            partition_heights: None,
         }
     }
 }
@@ -143,7 +149,8 @@ impl Default for DeriveConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PayloadsConfig {
-    /// Where they are kept: a directory, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`; none: in the database, whatever their size.
+    /// Where they are kept: a directory, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`; `none`: in the database, whatever their size. Not set: the
+    /// directory `payloads` in the data directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Larger ones are kept there.
@@ -234,6 +241,22 @@ pub struct HealthConfig {
     pub max_age_s: u64,
 }
 
+/// Repair at intervals in a running process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RepairConfig {
+    /// How often, in seconds; 0: never. The first comes after a 24th of it.
+    pub every_s: u64,
+    /// How many heights are looked at in full each time: a stretch drawn at random.
+    pub sample_heights: u64,
+}
+
+impl Default for RepairConfig {
+    fn default() -> Self {
+        RepairConfig { every_s: 86_400, sample_heights: 1_000 }
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -246,6 +269,7 @@ impl Default for Config {
             ingest: IngestConfig::default(),
             serve: ServeConfig::default(),
             health: HealthConfig::default(),
+            repair: RepairConfig::default(),
         }
     }
 }
@@ -373,12 +397,16 @@ impl Config {
                     hide_url(url)
                 );
             }
+            if database.partition_heights == Some(0) {
+                bail!("{name}.partition_heights must be at least 1");
+            }
             if database.max_open_conns == 0 {
                 bail!("{name}.max_open_conns must be at least 1");
             }
         }
         self.finality()?;
         self.profile()?;
+        crate::stores::payload_location(self)?;
         if let Some(to) = self.ingest.to
             && to < self.ingest.from
         {
@@ -396,6 +424,7 @@ impl Config {
             ("derive.chunk_heights", self.derive.chunk_heights),
             ("derive.chunk_mib", self.derive.chunk_mib),
             ("derive.poll_ms", self.derive.poll_ms),
+            ("repair.sample_heights", self.repair.sample_heights),
             ("payloads.inline_max_bytes", self.payloads.inline_max_bytes),
             ("serve.limits.max_log_results", self.serve.limits.max_log_results as u64),
             ("serve.limits.max_batch_items", self.serve.limits.max_batch_items as u64),

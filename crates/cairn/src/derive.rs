@@ -77,8 +77,8 @@ pub fn options(config: &Config) -> DeriveOptions {
 pub struct Work {
     task: tokio::task::JoinHandle<()>,
     status: watch::Receiver<DeriveStatus>,
-    /// The app store for readers.
-    pub reader: Arc<dyn DerivedReader>,
+    /// The app store for readers, once it is there.
+    pub late: Arc<LateApp>,
 }
 
 impl Work {
@@ -109,7 +109,12 @@ impl Work {
                 }
             }
         });
-        Ok(Work { task, status, reader: late })
+        Ok(Work { task, status, late })
+    }
+
+    /// The app store for readers.
+    pub fn reader(&self) -> Arc<dyn DerivedReader> {
+        self.late.clone()
     }
 
     /// What it says of itself.
@@ -158,8 +163,7 @@ async fn run(
         // This process holds the directory alone: what a predecessor held is free.
         app.release_all().await?;
     }
-    let reader: Arc<dyn DerivedReader> = app.clone();
-    late.set(reader);
+    late.set(app.clone());
     let app: Arc<dyn DerivedStore> = app;
     let deriver = Deriver::new(raw, app, errors, catalog, processors, options(config))?.with_hint(hint);
     let mut from = deriver.board().subscribe();

@@ -7,6 +7,7 @@ mod derive;
 mod node;
 mod output;
 mod progress;
+mod repair;
 mod service;
 mod stores;
 mod upstream;
@@ -39,6 +40,8 @@ async fn main() -> ExitCode {
         Command::Errors(args) => commands::errors::errors(file, args).await,
         Command::Reindex(args) => commands::reindex::reindex(file, args).await,
         Command::Migrate(args) => commands::migrate::migrate(file, args).await,
+        Command::Repair(args) => commands::repair::repair(file, args).await,
+        Command::Payloads(args) => commands::payloads::payloads(file, args).await,
         Command::Verify(args) => commands::verify::verify(file, args).await,
         Command::Config(args) => commands::config::config(file, args),
     };

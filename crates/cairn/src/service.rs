@@ -21,10 +21,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Role;
-use crate::config::Config;
+use crate::config::{Config, hide_url};
 use crate::derive::Work;
 use crate::progress;
-use crate::stores::{self, Access};
+use crate::repair::nightly::{self, Nightly};
+use crate::repair::raw::Fetch;
+use crate::stores::{self, Access, LateApp, RawStore};
 use crate::upstream::HttpUpstream;
 
 /// How long the ingester has to finish its commit when asked to stop.
@@ -32,8 +34,15 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// How often the store's head is looked at for health and subscriptions, in milliseconds.
 const WATCH_STORE_MS: u64 = 250;
 
-/// Tells a person where JSON-RPC and the operators' pages are.
-pub type Announce = Box<dyn FnOnce(&str, &str) + Send>;
+/// How often an app store is looked for that isn't there yet.
+const APP_EVERY: Duration = Duration::from_secs(2);
+/// How often the partition manager looks.
+const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
+/// Rounds of the partition manager in a row, at most.
+const MAX_PARTITION_ROUNDS: u32 = 64;
+
+/// Tells a person where JSON-RPC (`None`: this process doesn't serve it) and the operators' pages are.
+pub type Announce = Box<dyn FnOnce(Option<&str>, &str) + Send>;
 
 /// What to take and from where.
 pub struct Job {
@@ -57,7 +66,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
     let options = ingest_options(config, job.info, job.exit_after_head);
-    let ingester = Ingester::new(job.source, store.clone(), clock, board.clone(), options);
+    let ingester = Ingester::new(job.source.clone(), store.clone(), clock, board.clone(), options);
 
     let stop = CancellationToken::new();
     let (wake, new_head) = watch::channel(0);
@@ -74,20 +83,28 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     };
     let parts = Parts {
         reader: store.clone(),
-        app: work.as_ref().map(|work| work.reader.clone()),
+        app: work.as_ref().map(Work::reader),
         status: Some(board.subscribe()),
         wake,
         new_head,
+        answers: job.role != Role::Ingest,
     };
     let servers = Servers::start(config, parts, stop.clone()).await?;
-    (job.announce)(&servers.rpc_url, &servers.ops_url);
+    (job.announce)(servers.rpc_url.as_deref(), &servers.ops_url);
+    tokio::spawn(manage_partitions(store.clone(), stop.clone()));
+    let nightly = Nightly {
+        raw: Some((store.clone(), Fetch::From(job.source))),
+        reader: store.clone(),
+        app: work.as_ref().map(|work| work.late.clone()),
+    };
+    tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
     let showing = tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status)));
     let ingesting = tokio::spawn({
         let stop = stop.clone();
         async move { ingester.run(stop).await }
     });
     let all = async {
-        ended_work(ingesting, config, job.exit_after_head).await?;
+        ended_work(ingesting, job.exit_after_head).await?;
         if let (Some(work), Some(tip)) = (&work, board.subscribe().borrow().tip) {
             work.caught_up(tip.height).await?;
         }
@@ -119,7 +136,9 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
     let work =
         Work::start(config, raw.clone(), raw.clone() as Arc<dyn ErrorLog>, new_head.clone(), stop.clone())?;
     let mut status = work.status();
-    let parts = Parts { reader: raw, app: Some(work.reader.clone()), status: None, wake, new_head };
+    let nightly = Nightly { raw: None, reader: raw.clone(), app: Some(work.late.clone()) };
+    tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
+    let parts = Parts { reader: raw, app: Some(work.reader()), status: None, wake, new_head, answers: false };
     let servers = Servers::start(config, parts, stop.clone()).await?;
     eprintln!("deriving; health {0}/readyz   metrics {0}/metrics", servers.ops_url);
     let halted = async {
@@ -144,15 +163,21 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
 /// Answers only, from stores that other processes fill, until told to stop.
 pub async fn serve(config: &Config) -> anyhow::Result<()> {
     let reader = stores::open_reader(config, Access::Read).await?;
+    let stop = CancellationToken::new();
     let app = match config.derive.enabled {
-        true => open_app_to_read(config).await,
+        true => open_app_to_read(config, stop.clone()).await,
         false => None,
     };
     let (wake, new_head) = watch::channel(0);
-    let parts = Parts { reader, app, status: None, wake, new_head };
-    let servers = Servers::start(config, parts, CancellationToken::new()).await?;
-    eprintln!("serving {} read only", config.data_dir.display());
-    eprintln!("JSON-RPC   {} (HTTP and WebSocket)", servers.rpc_url);
+    let parts = Parts { reader, app, status: None, wake, new_head, answers: true };
+    let servers = Servers::start(config, parts, stop).await?;
+    match &config.raw.url {
+        Some(url) => eprintln!("serving {} read only", hide_url(url)),
+        None => eprintln!("serving {} read only", config.data_dir.display()),
+    }
+    if let Some(url) = &servers.rpc_url {
+        eprintln!("JSON-RPC   {url} (HTTP and WebSocket)");
+    }
     eprintln!("REST       {0}/v1/status   {0}/v1/docs", servers.ops_url);
     eprintln!("health     {0}/readyz   metrics {0}/metrics", servers.ops_url);
     stop_signal().await;
@@ -160,7 +185,8 @@ pub async fn serve(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn open_app_to_read(config: &Config) -> Option<Arc<dyn DerivedReader>> {
+/// The app store to read from. On PostgreSQL it is waited for beside everything else where it isn't there yet, or nobody has made its tables.
+async fn open_app_to_read(config: &Config, stop: CancellationToken) -> Option<Arc<dyn DerivedReader>> {
     let catalog = match crate::derive::catalog() {
         Ok(catalog) => catalog,
         Err(error) => {
@@ -168,8 +194,28 @@ async fn open_app_to_read(config: &Config) -> Option<Arc<dyn DerivedReader>> {
             return None;
         }
     };
-    match stores::open_app(config, catalog, Access::Read).await {
+    match stores::open_app(config, catalog.clone(), Access::Read).await {
         Ok(store) => Some(store as Arc<dyn DerivedReader>),
+        Err(error) if config.app.url.is_some() => {
+            eprintln!("derived tables are not served yet: {error}");
+            let late = Arc::new(LateApp::default());
+            tokio::spawn({
+                let (config, late) = (config.clone(), late.clone());
+                async move {
+                    loop {
+                        tokio::select! {
+                            () = stop.cancelled() => return,
+                            () = tokio::time::sleep(APP_EVERY) => {}
+                        }
+                        match stores::open_app(&config, catalog.clone(), Access::Read).await {
+                            Ok(store) => return late.set(store),
+                            Err(error) => tracing::debug!(%error, "derived tables are not served yet"),
+                        }
+                    }
+                }
+            });
+            Some(late)
+        }
         Err(error) => {
             eprintln!("derived tables are not served: {error}");
             None
@@ -177,10 +223,41 @@ async fn open_app_to_read(config: &Config) -> Option<Arc<dyn DerivedReader>> {
     }
 }
 
+/// The partition manager of the raw store: partitions ahead of the tip, and in a backfill indexes of those that are full. The process that ingests
+/// has it. It touches nothing else, whatever goes wrong; a partition that is missing after all is made by who needs it.
+async fn manage_partitions(store: Arc<dyn RawStore>, stop: CancellationToken) {
+    loop {
+        let mut rounds = 0;
+        let outcome = loop {
+            match store.maintain_partitions().await {
+                Ok(true) if rounds < MAX_PARTITION_ROUNDS && !stop.is_cancelled() => rounds += 1,
+                Ok(_) if rounds > 0 => break "made",
+                Ok(_) => break "nothing",
+                Err(error) => {
+                    tracing::warn!(%error, "the partition manager failed; it looks again");
+                    break "failed";
+                }
+            }
+        };
+        metrics::counter!("cairn_partition_rounds_total", "outcome" => outcome).increment(1);
+        match store.partitions_ahead().await {
+            Ok(ahead) => {
+                for (table, count) in ahead {
+                    metrics::gauge!("cairn_partitions_ahead", "table" => table).set(count as f64);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "partitions could not be counted"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(PARTITIONS_EVERY) => {}
+        }
+    }
+}
+
 /// Waits for the ingester. One that has halted leaves the archive readable until somebody stops the process, except in scripts.
 async fn ended_work(
     ingesting: tokio::task::JoinHandle<Result<Finished, IngestError>>,
-    config: &Config,
     script: bool,
 ) -> anyhow::Result<()> {
     match ingesting.await.context("the ingester panicked")? {
@@ -192,8 +269,7 @@ async fn ended_work(
         Err(error) if script => Err(error.into()),
         Err(error) => {
             eprintln!(
-                "ingestion halted: {error}\nThe archive is still served on {} (stop with Ctrl-C).",
-                config.serve.rpc_listen
+                "ingestion halted: {error}\nWhat is stored is left as it is, and still served (stop with Ctrl-C)."
             );
             std::future::pending().await
         }
@@ -232,12 +308,12 @@ fn ingest_options(config: &Config, info: StoreInfo, exit_after_head: bool) -> In
 
 /// The two servers over one archive.
 pub struct Servers {
-    rpc: ServerHandle,
+    rpc: Option<ServerHandle>,
     ops: ServerHandle,
     watcher: tokio::task::JoinHandle<()>,
     stop: CancellationToken,
-    /// Where JSON-RPC is.
-    pub rpc_url: String,
+    /// Where JSON-RPC is; `None` where this process doesn't answer.
+    pub rpc_url: Option<String>,
     /// Where health and metrics are.
     pub ops_url: String,
 }
@@ -254,29 +330,19 @@ pub struct Parts {
     pub wake: watch::Sender<u64>,
     /// Hears of it.
     pub new_head: watch::Receiver<u64>,
+    /// Whether to serve JSON-RPC and REST, beside health and metrics.
+    pub answers: bool,
 }
 
 impl Servers {
-    /// Starts both.
+    /// Starts them.
     pub async fn start(config: &Config, parts: Parts, stop: CancellationToken) -> anyhow::Result<Servers> {
-        let Parts { reader, app, status, wake, new_head } = parts;
         let serve = &config.serve;
-        let mut api = EthApi::new(reader.clone(), serve.limits.clone());
-        if let Some(url) = &serve.upstream {
-            api = api.with_upstream(Arc::new(HttpUpstream::new(url)?));
-        }
-        if let Some(status) = status.clone() {
-            api = api.with_syncing(Arc::new(move || sync_state(&status.borrow())));
-        }
-        let rpc_config = RpcServerConfig {
-            listen: serve.rpc_listen,
-            allowed_hosts: serve.allowed_hosts.clone(),
-            allowed_origins: serve.allowed_origins.clone(),
+        let rpc = match parts.answers {
+            true => Some(start_rpc(config, &parts).await?),
+            false => None,
         };
-        let rpc = serve_rpc(rpc_config, api, Some(new_head.clone())).await.with_context(|| {
-            format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen)
-        })?;
-        let rpc_url = format!("http://{}", rpc.local_addr());
+        let rpc_url = rpc.as_ref().map(|rpc| format!("http://{}", rpc.local_addr()));
         let limits = ReadinessLimits {
             max_lag_blocks: Some(config.health.max_lag_heights),
             max_idle_ms: Some(config.health.max_age_s.saturating_mul(1_000)),
@@ -284,17 +350,21 @@ impl Servers {
         };
         let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
         let readiness: Arc<dyn Readiness> = health.clone();
-        let catalog: Catalog = crate::derive::catalog()?;
-        let rest = RestState {
-            raw: reader.clone(),
-            app,
-            catalog,
-            limits: serve.rest.clone(),
-            new_head: Some(new_head),
-            stop: stop.clone(),
-        };
-        let more = rest::router(rest).context("the REST document can't be made; this is a bug")?;
-        let ops_config = OpsConfig { listen: serve.listen, rpc_url: Some(rpc_url.clone()), more };
+        let Parts { reader, app, status, wake, new_head, answers } = parts;
+        let mut ops_config =
+            OpsConfig { listen: serve.listen, rpc_url: rpc_url.clone(), ..OpsConfig::default() };
+        if answers {
+            let catalog: Catalog = crate::derive::catalog()?;
+            let rest = RestState {
+                raw: reader.clone(),
+                app,
+                catalog,
+                limits: serve.rest.clone(),
+                new_head: Some(new_head),
+                stop: stop.clone(),
+            };
+            ops_config.more = rest::router(rest).context("the REST document can't be made; this is a bug")?;
+        }
         let ops = serve_ops(ops_config, readiness, metrics_text()?).await.with_context(|| {
             format!("can't listen on {}; choose another address with --listen", serve.listen)
         })?;
@@ -306,10 +376,31 @@ impl Servers {
     /// Stops both; requests under way get their answers.
     pub async fn stop(self) {
         self.stop.cancel();
-        self.rpc.shutdown().await;
+        if let Some(rpc) = self.rpc {
+            rpc.shutdown().await;
+        }
         self.ops.shutdown().await;
         self.watcher.abort();
     }
+}
+
+async fn start_rpc(config: &Config, parts: &Parts) -> anyhow::Result<ServerHandle> {
+    let serve = &config.serve;
+    let mut api = EthApi::new(parts.reader.clone(), serve.limits.clone());
+    if let Some(url) = &serve.upstream {
+        api = api.with_upstream(Arc::new(HttpUpstream::new(url)?));
+    }
+    if let Some(status) = parts.status.clone() {
+        api = api.with_syncing(Arc::new(move || sync_state(&status.borrow())));
+    }
+    let rpc_config = RpcServerConfig {
+        listen: serve.rpc_listen,
+        allowed_hosts: serve.allowed_hosts.clone(),
+        allowed_origins: serve.allowed_origins.clone(),
+    };
+    serve_rpc(rpc_config, api, Some(parts.new_head.clone())).await.with_context(|| {
+        format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen)
+    })
 }
 
 /// Feeds health from the store and, where it is in this process, from the ingester.

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use async_trait::async_trait;
+use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
+use cairn_backends::postgres::raw::PartitionSizes;
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
-use cairn_core::{Clock, ErrorKind, SystemClock};
+use cairn_core::{Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
 use cairn_pipeline::ingest::IngestStore;
 use cairn_store::derived::{Catalog, DerivedDump, DerivedReader, DerivedSnapshot, DerivedStore, ErrorLog};
 use cairn_store::{RawDump, RawReader, StoreError};
@@ -19,8 +21,89 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, DatabaseConfig, hide_url};
 
 /// Everything that a raw database can do.
-pub trait RawStore: IngestStore + ErrorLog + RawDump {}
-impl<T: IngestStore + ErrorLog + RawDump> RawStore for T {}
+#[async_trait]
+pub trait RawStore: IngestStore + ErrorLog + RawDump {
+    /// One round of the partition manager; whether it made something. Nothing where there are no partitions.
+    async fn maintain_partitions(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    /// How many partitions each table has above the one that the next block goes into; none where there are no partitions.
+    async fn partitions_ahead(&self) -> Result<Vec<(&'static str, u64)>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Makes the lookups of these heights what the rows say, and names the heights whose rows don't fit their block's counts.
+    async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError>;
+
+    /// Writes the rows of a canonical block again, which was fetched and verified.
+    async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError>;
+
+    /// Makes the index entries of these heights anew.
+    async fn repair_index(&self, heights: Vec<HeightRange>) -> Result<(), StoreError>;
+}
+
+/// What a repair of lookups did and found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RepairedLookups {
+    /// Lookups that were missing or said something else than the rows.
+    pub written: u64,
+    /// Lookups whose rows are not there.
+    pub removed: u64,
+    /// Heights whose rows are incomplete.
+    pub damaged: Vec<Height>,
+}
+
+/// Lookups are index runs here, and are looked at with all else that the index has.
+#[async_trait]
+impl RawStore for SqliteStore {
+    async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
+        Ok(RepairedLookups { damaged: self.find_damaged(range).await?, ..RepairedLookups::default() })
+    }
+
+    async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError> {
+        SqliteStore::repair_block(self, block).await
+    }
+
+    async fn repair_index(&self, heights: Vec<HeightRange>) -> Result<(), StoreError> {
+        let terms: cairn_backends::sqlite::LogTerms = Arc::new(|block| {
+            cairn_evm::terms::log_terms_of_receipts(&block.receipts).map_err(|error| error.to_string())
+        });
+        SqliteStore::repair_index(self, heights, terms).await.map(drop)
+    }
+}
+
+#[async_trait]
+impl RawStore for PgRawStore {
+    async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
+        let found = PgRawStore::repair_lookups(self, range).await?;
+        Ok(RepairedLookups {
+            written: found.lookups_written,
+            removed: found.lookups_removed,
+            damaged: found.damaged,
+        })
+    }
+
+    async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError> {
+        PgRawStore::repair_block(self, block).await
+    }
+
+    async fn repair_index(&self, heights: Vec<HeightRange>) -> Result<(), StoreError> {
+        let heights: Vec<String> = heights.iter().map(ToString::to_string).collect();
+        Err(StoreError::Invalid(format!(
+            "the index runs of log terms of heights {} are damaged, and on PostgreSQL they can't be made anew in place: fill a new database",
+            heights.join(", ")
+        )))
+    }
+
+    async fn maintain_partitions(&self) -> Result<bool, StoreError> {
+        PgRawStore::maintain_partitions(self).await
+    }
+
+    async fn partitions_ahead(&self) -> Result<Vec<(&'static str, u64)>, StoreError> {
+        PgRawStore::partitions_ahead(self).await
+    }
+}
 
 /// Everything that an app database can do.
 pub trait AppStore: DerivedStore + DerivedDump {}
@@ -60,19 +143,47 @@ pub async fn open_raw(config: &Config, access: Access) -> anyhow::Result<Arc<dyn
             .with_context(|| format!("can't open the archive in {dir}"))?;
         return Ok(Arc::new(store));
     };
-    let mut options = PgRawOptions::with(pg_options(&config.raw, url, "cairn raw"));
+    Ok(Arc::new(open_pg_raw(config, url, access).await?))
+}
+
+/// Opens the raw store on PostgreSQL, with its payloads where they are kept.
+pub async fn open_pg_raw(config: &Config, url: &str, access: Access) -> anyhow::Result<PgRawStore> {
+    let mut options = pg_raw_options(config, url);
     options.read_only = access != Access::Write;
     options.layout = Arc::new(cairn_evm::EvmLayout);
     options.payload_inline_max_bytes = config.payloads.inline_max_bytes;
-    options.backfill = config.raw.backfill;
     if access == Access::Audit {
         options.snapshot_max_ms = None;
     }
     // The database's own clock judges leases: several processes may share it.
-    let store = PgRawStore::open(options, None)
-        .await
-        .with_context(|| format!("can't open the raw store {}", hide_url(url)))?;
-    Ok(Arc::new(store))
+    let store = match open_payloads(config, access)? {
+        Some(payloads) => PgRawStore::open_with_payloads(options, None, payloads).await,
+        None => PgRawStore::open(options, None).await,
+    };
+    store.with_context(|| format!("can't open the raw store {}", hide_url(url)))
+}
+
+/// Where the large payloads of a raw store on PostgreSQL are; `None` where they are to stay in the database. No request is sent yet.
+pub fn open_payloads(config: &Config, access: Access) -> anyhow::Result<Option<Arc<ObjectPayloads>>> {
+    let Some(location) = payload_location(config)? else { return Ok(None) };
+    if let Location::Directory(dir) = &location
+        && access != Access::Write
+        && !dir.is_dir()
+    {
+        // Whoever only reads makes no directory. A row whose bytes ought to be there says so.
+        return Ok(None);
+    }
+    let payloads = ObjectPayloads::open(ObjectsConfig::new(location)).context("payloads.url")?;
+    Ok(Some(Arc::new(payloads)))
+}
+
+/// The place of large payloads: by default a directory beside the data.
+pub fn payload_location(config: &Config) -> anyhow::Result<Option<Location>> {
+    match config.payloads.url.as_deref() {
+        Some("none") => Ok(None),
+        Some(url) => Ok(Some(url.parse().context("payloads.url")?)),
+        None => Ok(Some(Location::Directory(config.data_dir.join("payloads")))),
+    }
 }
 
 /// Opens the app store.
@@ -91,14 +202,31 @@ pub async fn open_app(
             Ok(Arc::new(SqliteDerived::open(options, catalog, clock).await?))
         }
         Some(url) => {
-            let mut options = PgDerivedOptions::new(url.clone());
-            options.write = pg_options(&config.app, url, "cairn app write");
-            options.read =
-                PgOptions { statement_timeout_ms: 10_000, ..pg_options(&config.app, url, "cairn app read") };
-            options.defer_indexes = config.app.backfill;
+            let mut options = pg_app_options(config, url);
+            options.read_only = access != Access::Write;
             Ok(Arc::new(PgDerived::open(options, catalog, None).await?))
         }
     }
+}
+
+/// The raw database as the configuration has it.
+pub fn pg_raw_options(config: &Config, url: &str) -> PgRawOptions {
+    let mut options = PgRawOptions::with(pg_options(&config.raw, url, "cairn raw"));
+    options.backfill = config.raw.backfill;
+    if let Some(heights) = config.raw.partition_heights {
+        options.partitions = PartitionSizes::all(heights);
+    }
+    options
+}
+
+/// The app database as the configuration has it.
+pub fn pg_app_options(config: &Config, url: &str) -> PgDerivedOptions {
+    let mut options = PgDerivedOptions::new(url);
+    options.write = pg_options(&config.app, url, "cairn app write");
+    options.read =
+        PgOptions { statement_timeout_ms: 10_000, ..pg_options(&config.app, url, "cairn app read") };
+    options.defer_indexes = config.app.backfill;
+    options
 }
 
 fn pg_options(config: &DatabaseConfig, url: &str, name: &str) -> PgOptions {
@@ -114,14 +242,19 @@ fn pg_options(config: &DatabaseConfig, url: &str, name: &str) -> PgOptions {
 /// The app store as readers reach it while it may not be there yet.
 #[derive(Default)]
 pub struct LateApp {
-    store: OnceLock<Arc<dyn DerivedReader>>,
+    store: OnceLock<Arc<dyn AppStore>>,
 }
 
 impl LateApp {
     /// It is there.
-    pub fn set(&self, store: Arc<dyn DerivedReader>) {
+    pub fn set(&self, store: Arc<dyn AppStore>) {
         // Set twice only by a second opening of the same store.
         let _ = self.store.set(store);
+    }
+
+    /// It, where it is there.
+    pub fn app(&self) -> Option<Arc<dyn AppStore>> {
+        self.store.get().cloned()
     }
 }
 

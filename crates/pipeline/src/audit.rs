@@ -24,11 +24,22 @@ pub trait BlockAuditor: Send + Sync {
     fn log_terms(&self, block: &StoredBlock) -> Result<Vec<IndexKey>, String>;
 }
 
+/// What a finding is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// The block's own rows.
+    Block,
+    /// Index entries of these heights.
+    Index(HeightRange),
+}
+
 /// Something wrong at a height.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Where.
     pub height: Height,
+    /// The block or its index entries.
+    pub subject: Subject,
     /// What.
     pub problem: String,
 }
@@ -73,7 +84,11 @@ pub async fn audit(
                     continue;
                 }
                 Err(StoreError::Corrupt { place, what }) => {
-                    report.findings.push(Finding { height: at, problem: format!("{place}: {what}") });
+                    report.findings.push(Finding {
+                        height: at,
+                        subject: Subject::Block,
+                        problem: format!("{place}: {what}"),
+                    });
                     unreadable.insert(at);
                     at = at.next();
                     before = None;
@@ -83,14 +98,22 @@ pub async fn audit(
             };
             reach = reach.saturating_mul(2);
             if blocks.is_empty() {
-                report.findings.push(Finding { height: at, problem: "the block is missing".into() });
+                report.findings.push(Finding {
+                    height: at,
+                    subject: Subject::Block,
+                    problem: "the block is missing".into(),
+                });
                 at = at.next();
                 before = None;
                 continue;
             }
             for block in &blocks {
                 while at < block.facts.height {
-                    report.findings.push(Finding { height: at, problem: "the block is missing".into() });
+                    report.findings.push(Finding {
+                        height: at,
+                        subject: Subject::Block,
+                        problem: "the block is missing".into(),
+                    });
                     before = None;
                     at = at.next();
                 }
@@ -158,7 +181,9 @@ async fn check_blocks(
 impl Checked {
     fn check(&mut self, auditor: &dyn BlockAuditor, block: &StoredBlock) {
         let facts = &block.facts;
-        let mut problem = |text: String| self.findings.push(Finding { height: facts.height, problem: text });
+        let mut problem = |text: String| {
+            self.findings.push(Finding { height: facts.height, subject: Subject::Block, problem: text })
+        };
         self.blocks += 1;
         self.transactions += u64::from(facts.tx_count);
         self.relaxed_blocks += u64::from(facts.unverified != 0);
@@ -205,7 +230,9 @@ async fn compare_index(
     let actual = match store.snapshot().await?.index_fingerprints(segment).await {
         Ok(actual) => actual,
         Err(StoreError::Corrupt { place, what }) => {
-            report.findings.push(Finding { height: segment.start(), problem: format!("{place}: {what}") });
+            let problem = format!("{place}: {what}");
+            let subject = Subject::Index(segment);
+            report.findings.push(Finding { height: segment.start(), subject, problem });
             return Ok(());
         }
         Err(error) => return Err(error),
@@ -215,7 +242,11 @@ async fn compare_index(
     for want in expected {
         while let Some(extra) = actual.next_if(|found| found.height < want.height) {
             let problem = format!("index: {} entries of a block that is not stored", extra.entries);
-            report.findings.push(Finding { height: extra.height, problem });
+            report.findings.push(Finding {
+                height: extra.height,
+                subject: Subject::Index(HeightRange::one(extra.height)),
+                problem,
+            });
         }
         let found = actual
             .next_if(|found| found.height == want.height)
@@ -227,12 +258,20 @@ async fn compare_index(
                 want.entries,
                 if found.entries == want.entries { "; some differ" } else { "" }
             );
-            report.findings.push(Finding { height: want.height, problem });
+            report.findings.push(Finding {
+                height: want.height,
+                subject: Subject::Index(HeightRange::one(want.height)),
+                problem,
+            });
         }
     }
     for extra in actual {
         let problem = format!("index: {} entries of a block that is not stored", extra.entries);
-        report.findings.push(Finding { height: extra.height, problem });
+        report.findings.push(Finding {
+            height: extra.height,
+            subject: Subject::Index(HeightRange::one(extra.height)),
+            problem,
+        });
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ pub enum Failure {
     Busy,
     /// No partition takes a row's height.
     NoPartition,
+    /// A table that a statement names is not there.
+    NoTable,
     /// A unique or exclusion constraint refused a row; the name of the constraint.
     Unique(String),
     /// What is stored can't be read: damaged pages, or columns that are not what they should be.
@@ -55,6 +57,9 @@ fn classify_state(db: &DbError) -> Failure {
     }
     if *state == SqlState::T_R_SERIALIZATION_FAILURE || *state == SqlState::T_R_DEADLOCK_DETECTED {
         return Failure::Again;
+    }
+    if *state == SqlState::UNDEFINED_TABLE {
+        return Failure::NoTable;
     }
     let passing = [
         SqlState::LOCK_NOT_AVAILABLE,
@@ -126,7 +131,9 @@ pub fn db(error: Error) -> StoreError {
     match classify(&error) {
         Failure::Again | Failure::Busy => StoreError::Busy(what),
         Failure::Corrupt => StoreError::Corrupt { place: "PostgreSQL".into(), what },
-        Failure::NoPartition | Failure::Unique(_) | Failure::Other => StoreError::Database(what),
+        Failure::NoPartition | Failure::NoTable | Failure::Unique(_) | Failure::Other => {
+            StoreError::Database(what)
+        }
     }
 }
 

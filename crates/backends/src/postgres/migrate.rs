@@ -3,6 +3,7 @@
 use cairn_store::{Result, StoreError};
 
 use super::error::db;
+use super::migrate_table;
 use super::pool::{Isolation, PgConn};
 
 /// One step of a schema. Versions begin with 1 and have no gaps.
@@ -32,6 +33,7 @@ pub async fn migrate(conn: &mut PgConn, schema: &'static str, migrations: &[Migr
         conn.lock_until_end(&format!("cairn.migrate.{schema}")).await?;
         let found = version(conn, schema).await?;
         demand_known(found, newest(migrations))?;
+        demand_no_move(conn, schema).await?;
         let Some(next) = migrations.iter().find(|migration| migration.version == found + 1) else {
             conn.rollback().await?;
             return Ok(ran);
@@ -74,6 +76,12 @@ pub async fn version(conn: &PgConn, schema: &'static str) -> Result<u32> {
 
 /// Demands that `schema` is exactly as this program knows it, without changing it: for those who only read.
 pub async fn demand_current(conn: &PgConn, schema: &'static str, migrations: &[Migration]) -> Result<()> {
+    demand_version(conn, schema, migrations).await?;
+    demand_no_move(conn, schema).await
+}
+
+/// The same, whether a table is being moved or not: for who moves it.
+pub async fn demand_version(conn: &PgConn, schema: &'static str, migrations: &[Migration]) -> Result<()> {
     let (found, known) = (version(conn, schema).await?, newest(migrations));
     demand_known(found, known)?;
     if found < known {
@@ -82,6 +90,16 @@ pub async fn demand_current(conn: &PgConn, schema: &'static str, migrations: &[M
         )));
     }
     Ok(())
+}
+
+/// A table that is made anew and not all there is not to be read or written.
+async fn demand_no_move(conn: &PgConn, schema: &'static str) -> Result<()> {
+    match migrate_table::unfinished(conn, schema).await?.first() {
+        None => Ok(()),
+        Some(table) => Err(StoreError::Invalid(format!(
+            "table {schema}.{table} is being made anew and that isn't finished: `cairn migrate --in-place {schema}.{table}` goes on with it"
+        ))),
+    }
 }
 
 fn demand_known(found: u32, known: u32) -> Result<()> {

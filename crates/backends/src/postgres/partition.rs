@@ -58,7 +58,7 @@ pub struct Partitions {
     lookahead: u64,
     /// Whether secondary indexes wait until a partition is full.
     deferred: bool,
-    known: Arc<Mutex<HashMap<&'static str, Vec<HeightRange>>>>,
+    known: Arc<Mutex<HashMap<&'static str, Vec<Partition>>>>,
 }
 
 impl Partitions {
@@ -118,6 +118,16 @@ impl Partitions {
         Ok(())
     }
 
+    /// How many partitions of each table lie wholly above the one that holds `next`.
+    pub async fn ahead(&self, conn: &PgConn, next: Height) -> Result<Vec<(&'static str, u64)>> {
+        let mut ahead = Vec::with_capacity(self.tables.len());
+        for table in self.tables.iter() {
+            let ranges = ranges_of(conn, table).await?;
+            ahead.push((table.table, ranges.iter().filter(|range| range.start() > next).count() as u64));
+        }
+        Ok(ahead)
+    }
+
     /// Forgets what is known: a partition that should be there was missing.
     pub fn forget(&self) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -125,7 +135,16 @@ impl Partitions {
 
     fn is_known(&self, table: &PartitionedTable, heights: HeightRange) -> bool {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(table.table).is_some_and(|ranges| missing(ranges, heights).is_none())
+        known.get(table.table).is_some_and(|partitions| missing(&ranges(partitions), heights).is_none())
+    }
+
+    /// The partition of `table` that holds all of `heights`, as far as this process knows: its name, without the schema. Somebody may have dropped it.
+    pub(super) fn holding(&self, table: &str, heights: HeightRange) -> Option<String> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = |partition: &&Partition| {
+            partition.heights.start() <= heights.start() && heights.end() <= partition.heights.end()
+        };
+        Some(known.get(table)?.iter().find(holds)?.name.clone())
     }
 
     /// Makes the partitions for `heights` and `ahead` more above; how many were made.
@@ -137,21 +156,23 @@ impl Partitions {
         ahead: u64,
     ) -> Result<usize> {
         let mut conn = pool.begin(Isolation::ReadCommitted).await?;
-        let mut existing = ranges_of(&conn, table).await?;
-        let mut wanted = wanted(&existing, table.heights, heights, ahead)?;
+        let mut existing = list(&conn, table).await?;
+        let mut wanted = wanted(&ranges(&existing), table.heights, heights, ahead)?;
         if !wanted.is_empty() {
             conn.lock_until_end(&format!("cairn.partitions.{}", table.name())).await?;
             // Somebody else may have made them while we waited.
-            existing = ranges_of(&conn, table).await?;
-            wanted = self::wanted(&existing, table.heights, heights, ahead)?;
+            existing = list(&conn, table).await?;
+            wanted = self::wanted(&ranges(&existing), table.heights, heights, ahead)?;
             for range in &wanted {
                 conn.batch(&statements(table, *range)).await?;
                 tracing::info!(table = table.name(), heights = %range, "made a partition");
             }
         }
         conn.commit().await?;
-        existing.extend(&wanted);
-        existing.sort_by_key(|range| range.start());
+        existing.extend(
+            wanted.iter().map(|range| Partition { name: partition_name(table, *range), heights: *range }),
+        );
+        existing.sort_by_key(|partition| partition.heights.start());
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(table.table, existing);
         Ok(wanted.len())
     }
@@ -241,7 +262,11 @@ fn statements(table: &PartitionedTable, range: HeightRange) -> String {
 }
 
 async fn ranges_of(conn: &PgConn, table: &PartitionedTable) -> Result<Vec<HeightRange>> {
-    Ok(list(conn, table).await?.into_iter().map(|partition| partition.heights).collect())
+    Ok(ranges(&list(conn, table).await?))
+}
+
+fn ranges(partitions: &[Partition]) -> Vec<HeightRange> {
+    partitions.iter().map(|partition| partition.heights).collect()
 }
 
 /// The partitions of a table, by height.

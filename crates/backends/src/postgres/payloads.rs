@@ -28,6 +28,92 @@ impl PgPayloadRegistry {
         PgPayloadRegistry { pool }
     }
 
+    /// At most `limit` rows after `after`, of one state or of all, in the order of (hash, generation), for people.
+    pub async fn rows(
+        &self,
+        state: Option<PayloadState>,
+        after: PayloadCursor,
+        limit: usize,
+    ) -> Result<Vec<PayloadRow>> {
+        let (after_hash, after_generation) = after_columns(&after);
+        let conn = self.pool.get().await?;
+        let rows = conn
+            .query(
+                "SELECT hash, generation, state, size_bytes FROM raw.payloads \
+                 WHERE ($1::text IS NULL OR state = $1) AND (hash, generation) > ($2::bytea, $3::bigint) \
+                 ORDER BY hash, generation LIMIT $4::bigint",
+                &[&state.map(|state| state.as_str()), &after_hash, &after_generation, &limit_of(limit)],
+            )
+            .await?;
+        rows.iter().map(payload_row).collect()
+    }
+
+    /// How many objects there are of each state, and how many bytes they hold.
+    pub async fn totals(&self) -> Result<Vec<(PayloadState, u64, u64)>> {
+        let conn = self.pool.get().await?;
+        let mut totals = Vec::new();
+        for state in [PayloadState::Live, PayloadState::Dead, PayloadState::Deleting] {
+            let row = conn
+                .query_one(
+                    "SELECT count(*), coalesce(sum(size_bytes), 0)::bigint FROM raw.payloads WHERE state = $1",
+                    &[&state.as_str()],
+                )
+                .await?;
+            totals.push((state, number(&row, 0)?, number(&row, 1)?));
+        }
+        Ok(totals)
+    }
+
+    /// What a collection that began now would change, without changing it: rows after `after`, at most about `limit` looked at, in order, and where
+    /// to go on. A live row in the answer would become dead, a dead or deleting one would be deleted.
+    pub async fn preview(
+        &self,
+        grace_ms: u64,
+        after: PayloadCursor,
+        limit: usize,
+    ) -> Result<(Vec<PayloadRow>, PayloadCursor)> {
+        let (after_hash, after_generation) = after_columns(&after);
+        let conn = self.pool.get().await?;
+        let rows = conn
+            .query(
+                "SELECT hash, generation, state, size_bytes FROM raw.payloads \
+                 WHERE (state = 'deleting' OR changed_at <= clock_timestamp() - $1::float8 * interval '1 ms') \
+                   AND (hash, generation) > ($2::bytea, $3::bigint) ORDER BY hash, generation LIMIT $4::bigint",
+                &[&ms(grace_ms), &after_hash, &after_generation, &limit_of(limit)],
+            )
+            .await?;
+        let mut rows = rows.iter().map(payload_row).collect::<Result<Vec<_>>>()?;
+        let next = if rows.len() < limit { None } else { rows.last().map(|row| row.object) };
+        let objects: Vec<PayloadRef> = rows.iter().map(|row| row.object).collect();
+        let referred = is_referred_to(&conn).await?;
+        let needed = conn
+            .query(
+                &format!("SELECT w.key FROM unnest($1::text[]) AS w (key) WHERE {referred}"),
+                &[&keys(&objects)],
+            )
+            .await?;
+        let needed = needed.iter().map(|row| get::<&str>(row, 0)).collect::<Result<Vec<_>>>()?;
+        rows.retain(|row| {
+            row.state == PayloadState::Deleting || !needed.contains(&row.object.key().as_str())
+        });
+        Ok((rows, next))
+    }
+
+    /// Those of `objects` that have no row.
+    pub async fn unknown(&self, objects: &[PayloadRef]) -> Result<Vec<PayloadRef>> {
+        let (hashes, generations) = columns(objects);
+        let conn = self.pool.get().await?;
+        let rows = conn
+            .query(
+                "SELECT hash, generation FROM unnest($1::bytea[], $2::bigint[]) AS o (hash, generation) \
+                 WHERE NOT EXISTS (SELECT FROM raw.payloads p WHERE (p.hash, p.generation) = (o.hash, o.generation)) \
+                 ORDER BY hash, generation",
+                &[&hashes, &generations],
+            )
+            .await?;
+        rows.iter().map(object).collect()
+    }
+
     /// Whether a verb that failed with `error` is to be run again at once.
     fn again(conn: &PgConn, tries: &mut u32) -> bool {
         *tries += 1;

@@ -28,6 +28,7 @@ mod index;
 mod maintain;
 mod options;
 mod pool;
+mod repair;
 mod schema;
 mod snapshot;
 mod writer;
@@ -44,6 +45,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use derived::{APP_LOCK_NAME, SqliteDerived, SqliteDerivedOptions};
 pub use options::SqliteOptions;
+pub use repair::LogTerms;
 
 use codec::Unpacker;
 use error::{FILE_NAME, db};

@@ -43,8 +43,9 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let sample = sample_transaction(&chain, args.blocks);
     let dir = config.data_dir.display().to_string();
     let token = token.unwrap_or_default();
-    let announce = move |rpc: &str, ops: &str| {
+    let announce = move |rpc: Option<&str>, ops: &str| {
         eprintln!("a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}");
+        let rpc = rpc.unwrap_or_default();
         eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
         eprintln!("REST       {ops}/v1/status   {ops}/v1/docs");
         eprintln!("health     {ops}/readyz   metrics {ops}/metrics\n\nTry:");

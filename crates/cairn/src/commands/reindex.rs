@@ -77,7 +77,8 @@ pub async fn request(
     Ok(message)
 }
 
-async fn first_height(app: &dyn AppStore, worker: &str, otherwise: Height) -> anyhow::Result<Height> {
+/// The first height that a worker has a lease on.
+pub async fn first_height(app: &dyn AppStore, worker: &str, otherwise: Height) -> anyhow::Result<Height> {
     let filter = cairn_store::derived::LeaseFilter {
         service: Some(worker.into()),
         limit: 100_000,
@@ -87,7 +88,8 @@ async fn first_height(app: &dyn AppStore, worker: &str, otherwise: Height) -> an
     Ok(leases.iter().map(|lease| lease.range.start()).min().unwrap_or(otherwise))
 }
 
-async fn reset(app: &dyn AppStore, worker: &str, first: Height) -> anyhow::Result<()> {
+/// Lets a worker begin anew.
+pub async fn reset(app: &dyn AppStore, worker: &str, first: Height) -> anyhow::Result<()> {
     while app.reset_step(worker, RESET_ROWS).await? {}
     app.register(worker, first).await?;
     Ok(())

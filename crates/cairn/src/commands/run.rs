@@ -8,7 +8,7 @@ use cairn_source::ChainSource;
 use cairn_source::verify::{Verified, VerifyOptions};
 
 use crate::cli::{Role, RunArgs};
-use crate::config::{self, Overrides};
+use crate::config::{self, Overrides, hide_url};
 use crate::service::{self, Job};
 use crate::wiring;
 
@@ -38,11 +38,16 @@ pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     let source =
         Verified::new(node, VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() });
     let nodes = config.without_secrets().chain.rpc.join(", ");
-    let dir = config.data_dir.display().to_string();
-    let announce = move |rpc: &str, ops: &str| {
+    let dir = match &config.raw.url {
+        Some(url) => hide_url(url),
+        None => config.data_dir.display().to_string(),
+    };
+    let announce = move |rpc: Option<&str>, ops: &str| {
         eprintln!("archiving chain {chain_id} from {nodes} into {dir}");
-        eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
-        eprintln!("REST       {ops}/v1/status   {ops}/v1/docs");
+        if let Some(rpc) = rpc {
+            eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
+            eprintln!("REST       {ops}/v1/status   {ops}/v1/docs");
+        }
         eprintln!("health     {ops}/readyz   metrics {ops}/metrics");
     };
     let job = Job {

@@ -57,7 +57,7 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
 }
 
 /// The EVM codec's part of an audit.
-struct EvmAuditor;
+pub struct EvmAuditor;
 
 impl BlockAuditor for EvmAuditor {
     fn problems(&self, block: &StoredBlock) -> Vec<String> {
@@ -85,7 +85,7 @@ impl BlockAuditor for EvmAuditor {
 }
 
 /// `a..b` with both ends included, `a..`, `..b`, or `a`.
-fn parse_range(text: &str) -> anyhow::Result<HeightRange> {
+pub fn parse_range(text: &str) -> anyhow::Result<HeightRange> {
     let height = |digits: &str| {
         digits.parse::<u64>().map(Height).with_context(|| format!("range `{text}`: `{digits}` is no height"))
     };

@@ -28,6 +28,7 @@ mod lease;
 mod maintain;
 mod options;
 mod partitions;
+mod rebuild;
 mod scan;
 mod schema;
 mod snapshot;
@@ -102,10 +103,10 @@ impl PgDerived {
         *self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 
-    /// Makes the partitions of every event table for these heights, before a backfill. Race-safe between processes.
+    /// Makes the partitions of every event table for these heights, and some ahead. Race-safe between processes.
     pub async fn ensure_partitions(&self, heights: HeightRange) -> Result<()> {
         for table in self.shared.tables.iter() {
-            partitions::ensure(&self.shared, table, heights, self.shared.options.lookahead_partitions)
+            partitions::ensure_ahead(&self.shared, table, heights, self.shared.options.lookahead_partitions)
                 .await?;
         }
         Ok(())

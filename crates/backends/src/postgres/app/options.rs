@@ -13,6 +13,8 @@ pub struct PgDerivedOptions {
     pub write: PgOptions,
     /// The pool of snapshots.
     pub read: PgOptions,
+    /// Reads only: demands schema and tables as they have to be, and changes nothing.
+    pub read_only: bool,
     /// How old a snapshot may get; `None` for tools that run alone.
     pub snapshot_max_ms: Option<u64>,
     /// How many partitions are made ahead of the one that is written.
@@ -41,6 +43,7 @@ impl PgDerivedOptions {
                 statement_timeout_ms: 10_000,
                 ..PgOptions::new(url)
             },
+            read_only: false,
             snapshot_max_ms: Some(2_000),
             lookahead_partitions: 2,
             defer_indexes: false,

@@ -29,7 +29,8 @@ fn partition_name(table: &PgTable, number: u64) -> String {
     format!("{}_p{number}", table.table.name())
 }
 
-/// Makes the partitions of a table for these heights that are missing, and `ahead` more.
+/// Makes the partitions of a table for these heights that are missing, and `ahead` more. Where those for the heights are known, nothing is looked
+/// at: a commit doesn't wait for what lies ahead.
 pub(super) async fn ensure(shared: &Shared, table: &PgTable, heights: HeightRange, ahead: u64) -> Result<()> {
     let (Some(each), Some(last)) = (table.partition_heights(), heights.last()) else { return Ok(()) };
     let (from, needed) = (heights.start().get() / each, last.get() / each);
@@ -37,6 +38,31 @@ pub(super) async fn ensure(shared: &Shared, table: &PgTable, heights: HeightRang
     if (from..=needed).all(|number| shared.known().contains(&(name, number))) {
         return Ok(());
     }
+    make(shared, table, from, needed, ahead).await
+}
+
+/// The same, and those ahead are made although the others are known: the lookahead moves with the tip.
+pub(super) async fn ensure_ahead(
+    shared: &Shared,
+    table: &PgTable,
+    heights: HeightRange,
+    ahead: u64,
+) -> Result<()> {
+    let (Some(each), Some(last)) = (table.partition_heights(), heights.last()) else { return Ok(()) };
+    let (from, needed) = (heights.start().get() / each, last.get() / each);
+    let to = needed.saturating_add(ahead).min(i64::MAX as u64 / each);
+    if (from..=to).all(|number| shared.known().contains(&(table.table.name(), number))) {
+        return Ok(());
+    }
+    make(shared, table, from, needed, ahead).await
+}
+
+/// Makes the partitions with the numbers `from` to `needed` that are missing, and `ahead` more.
+async fn make(shared: &Shared, table: &PgTable, from: u64, needed: u64, ahead: u64) -> Result<()> {
+    let Some(each) = table.partition_heights() else { return Ok(()) };
+    let name = table.table.name();
+    let heights =
+        HeightRange::new(Height(from * each), Height(needed.saturating_add(1).saturating_mul(each)));
     let to = needed.saturating_add(ahead).min(i64::MAX as u64 / each);
     if to.saturating_sub(from) >= MAX_MADE {
         return Err(StoreError::Invalid(format!(

@@ -28,11 +28,47 @@ const MAX_NAME_BYTES: usize = 63;
 
 /// Makes what is missing; whoever comes second waits for the first.
 pub(super) async fn open(shared: &Shared) -> Result<()> {
+    if shared.options.read_only {
+        return demand_all(shared).await;
+    }
     let mut conn = shared.write.get().await?;
     migrate::migrate(&mut conn, "app", MIGRATIONS).await?;
     forbid_overlap(&mut conn, shared.options.use_extensions).await?;
     conn.begin(Isolation::ReadCommitted).await?;
     conn.lock_until_end(DDL_LOCK).await?;
+    let defined = definitions(&conn, shared).await?;
+    for table in shared.tables.iter() {
+        let found = defined.iter().find(|(name, _)| name == table.table.name());
+        table_is_there(&conn, table, found.map(|(_, definition)| definition.as_str())).await?;
+    }
+    for table in shared.tables.iter() {
+        indexes_are_there(&conn, shared, table).await?;
+    }
+    conn.commit().await
+}
+
+/// Demands that everything is there, without changing it: for those who only read.
+async fn demand_all(shared: &Shared) -> Result<()> {
+    let conn = shared.read.get().await?;
+    migrate::demand_current(&conn, "app", MIGRATIONS).await?;
+    let defined = definitions(&conn, shared).await?;
+    for table in shared.tables.iter() {
+        let def = table.table.def();
+        match defined.iter().find(|(name, _)| name == def.name) {
+            Some((_, found)) => demand_same(def, found)?,
+            None => {
+                return Err(StoreError::Invalid(format!(
+                    "the app store has no table {} yet: run `cairn migrate` or start a process that derives first",
+                    def.name
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The tables that were made, and as what.
+async fn definitions(conn: &PgConn, shared: &Shared) -> Result<Vec<(String, String)>> {
     let known = conn.query("SELECT table_name, definition FROM app.table_definitions", &[]).await?;
     let mut defined: Vec<(String, String)> = Vec::with_capacity(known.len());
     for row in &known {
@@ -46,14 +82,33 @@ pub(super) async fn open(shared: &Shared) -> Result<()> {
              drop app.{name} and delete it from app.table_definitions"
         )));
     }
-    for table in shared.tables.iter() {
-        let found = defined.iter().find(|(name, _)| name == table.table.name());
-        table_is_there(&conn, table, found.map(|(_, definition)| definition.as_str())).await?;
+    Ok(defined)
+}
+
+/// A table that was made as something else is refused.
+fn demand_same(def: &TableDef, found: &str) -> Result<()> {
+    let expected = definition(def);
+    if found == expected {
+        return Ok(());
     }
-    for table in shared.tables.iter() {
-        indexes_are_there(&conn, shared, table).await?;
+    Err(StoreError::Invalid(format!(
+        "table {} was made as `{found}`, this program defines it as `{expected}`. Nothing was changed. Run the program that made it, or reset service {} and \
+         drop the table",
+        def.name, def.service
+    )))
+}
+
+/// Makes a table again, by this program's definition, in the transaction in which the old one got another name.
+pub(super) async fn define_again(conn: &PgConn, shared: &Shared, table: &PgTable) -> Result<()> {
+    let name = table.table.name();
+    for sql in [
+        "DELETE FROM app.table_definitions WHERE table_name = $1",
+        "DELETE FROM app.index_definitions WHERE table_name = $1",
+    ] {
+        conn.execute(sql, &[&name]).await?;
     }
-    conn.commit().await
+    table_is_there(conn, table, None).await?;
+    indexes_are_there(conn, shared, table).await
 }
 
 /// How a table is described: everything that makes its rows what they are.
@@ -73,14 +128,7 @@ async fn table_is_there(conn: &PgConn, table: &PgTable, found: Option<&str>) -> 
     let def = table.table.def();
     let expected = definition(def);
     if let Some(found) = found {
-        if found == expected {
-            return Ok(());
-        }
-        return Err(StoreError::Invalid(format!(
-            "table {} was made as `{found}`, this program defines it as `{expected}`. Nothing was changed. Run the program that made it, or reset service {} and \
-             drop the table",
-            def.name, def.service
-        )));
+        return demand_same(def, found);
     }
     // `TABLE_p` and the number of a partition, `_` and the name of an index have to fit.
     let longest = def.indexes.iter().map(|index| index.name.len()).max().unwrap_or(8).max(8);

@@ -310,7 +310,7 @@ async fn fill(
     shared: &Shared,
     tx: &Tx,
     held: &RawLease,
-    batch: &EncodedBatch,
+    batch: &Arc<EncodedBatch>,
     ttl_ms: u64,
 ) -> Result<RawLease> {
     let found = lock_lease(tx, held.range.start()).await?;

@@ -26,6 +26,7 @@ mod moves;
 mod options;
 mod pack;
 mod read;
+mod rebuild;
 mod repair;
 mod rows;
 mod runs;
@@ -151,6 +152,24 @@ impl PgRawStore {
     /// The store's connections.
     pub fn pool(&self) -> &PgPool {
         &self.shared.pool
+    }
+
+    /// The registry of large payloads in this database.
+    pub fn payload_registry(&self) -> PgPayloadRegistry {
+        PgPayloadRegistry::new(self.shared.pool.clone())
+    }
+
+    /// The name under which this store claims its place in object storage; `None` before [`cairn_store::RawWriter::init`].
+    pub async fn payload_owner(&self) -> Result<Option<String>> {
+        let conn = self.shared.pool.get().await?;
+        Ok(head::find(&conn).await?.map(|head| writer::owner(&head.row.info.uuid)))
+    }
+
+    /// How many partitions of each table lie above the one that the next block goes into.
+    pub async fn partitions_ahead(&self) -> Result<Vec<(&'static str, u64)>> {
+        let conn = self.shared.pool.get().await?;
+        let next = head::find(&conn).await?.and_then(|head| head.row.tip).map(|tip| tip.height.next());
+        self.shared.partitions.ahead(&conn, next.unwrap_or_default()).await
     }
 
     /// One round of the partition manager: partitions ahead of the tip, and in a backfill one index that a full partition still lacks. Returns whether

@@ -75,7 +75,7 @@ impl PgRawStore {
     }
 }
 
-async fn repair_block(tx: &Tx, batch: &EncodedBatch) -> Result<()> {
+async fn repair_block(tx: &Tx, batch: &Arc<EncodedBatch>) -> Result<()> {
     let head = head::lock(tx).await?;
     let facts = &batch.first().facts;
     let (block, range) = (batch.first().block_ref(), HeightRange::one(facts.height));
@@ -156,6 +156,7 @@ async fn repair_lookups(tx: &Tx, range: HeightRange) -> Result<Repaired> {
              LEFT JOIN raw.blocks b ON b.height = h.height AND b.height >= $1 AND b.height < $2 \
              WHERE b.height IS NULL \
                OR b.tx_count <> (SELECT count(*) FROM raw.transactions t WHERE t.block_height = b.height) \
+               OR (b.layout IS NOT NULL AND b.event_count <> (SELECT count(*) FROM raw.events e WHERE e.block_height = b.height)) \
                OR (b.layout IS NOT NULL AND (SELECT coalesce(sum(t.event_count), 0) FROM raw.transactions t \
                      WHERE t.block_height = b.height) <> (SELECT count(*) FROM raw.events e WHERE e.block_height = b.height)) \
              ORDER BY 1",

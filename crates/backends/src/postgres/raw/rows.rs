@@ -1,11 +1,17 @@
-//! Blocks as rows: encoded outside of any transaction, sent by binary COPY.
+//! Blocks as rows: checked, cut and compressed outside of any transaction, sent by binary COPY.
+//!
+//! What rows are made of is settled before the transaction begins. The rows' bytes are put together on a thread that may block, one table ahead of
+//! the one that the server is taking: so the batch is never in memory a second time as a whole, and the server seldom waits.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use cairn_core::HeightRange;
 use cairn_core::{BlockRef, EvmLookup, Height, IndexKey, RawBlock, Slices};
 use cairn_store::layout::{self, Cut};
 use cairn_store::runs::{BuiltRun, RunBuilder, RunKind};
-use cairn_store::{PayloadRef, Result, check_batch};
+use cairn_store::{PayloadRef, Result, StoreError, check_batch};
+use tokio::sync::mpsc::{Receiver, Sender};
 
 use super::head::sql;
 use super::pack::Packer;
@@ -110,34 +116,66 @@ impl EncodedBatch {
 
     /// Writes the blocks that are not among `stored` (ascending), with their lookups and index entries. One order of tables for all writers:
     /// blocks, transactions, events, lookups, runs; and of keys in each (P02).
-    pub(super) async fn write(&self, tx: &Tx, stored: &[Height]) -> Result<()> {
-        let is_new = |encoded: &&EncodedBlock| stored.binary_search(&encoded.block.facts.height).is_err();
-        let new: Vec<&EncodedBlock> = self.blocks.iter().filter(is_new).collect();
-        self.copy(tx, &new).await?;
-        // A run for each stretch of new blocks, so that no height is ever in two runs.
-        for stretch in new.chunk_by(|a, b| a.block.facts.height.next() == b.block.facts.height) {
-            if let Some(run) = build_run(stretch)? {
-                runs::insert_run(tx, &run, 0).await?;
+    pub(super) async fn write(self: &Arc<Self>, tx: &Tx, stored: &[Height]) -> Result<()> {
+        self.send(tx, stored, true).await
+    }
+
+    /// Writes all blocks and their lookups, but no index entries: repair.
+    pub(super) async fn write_rows(self: &Arc<Self>, tx: &Tx) -> Result<()> {
+        self.send(tx, &[], false).await
+    }
+
+    async fn send(self: &Arc<Self>, tx: &Tx, stored: &[Height], with_runs: bool) -> Result<()> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let (batch, stored) = (self.clone(), stored.to_vec());
+        let making = tokio::task::spawn_blocking(move || batch.make(&stored, with_runs, &sender));
+        let sent = self.receive(tx, receiver).await;
+        // After an error too: the thread, which ends at its next table, holds the batch.
+        let made =
+            making.await.map_err(|error| StoreError::Database(format!("the rows were not made: {error}")));
+        sent?;
+        made?
+    }
+
+    async fn receive(&self, tx: &Tx, mut receiver: Receiver<Made>) -> Result<()> {
+        while let Some(made) = receiver.recv().await {
+            match made {
+                Made::Rows(table, rows) => {
+                    tx.copy_heights(table.name(), table.columns(), self.heights(), rows).await?;
+                }
+                Made::Run(run) => runs::insert_run(tx, &run, 0).await?,
             }
         }
         Ok(())
     }
 
-    /// Writes all blocks and their lookups, but no index entries: repair.
-    pub(super) async fn write_rows(&self, tx: &Tx) -> Result<()> {
-        let all: Vec<&EncodedBlock> = self.blocks.iter().collect();
-        self.copy(tx, &all).await
+    fn make(&self, stored: &[Height], with_runs: bool, sender: &Sender<Made>) -> Result<()> {
+        let is_new = |encoded: &&EncodedBlock| stored.binary_search(&encoded.block.facts.height).is_err();
+        let new: Vec<&EncodedBlock> = self.blocks.iter().filter(is_new).collect();
+        for table in Table::IN_ORDER {
+            let rows = table.rows(&new, &self.objects);
+            // Nobody listens where the transaction has failed.
+            if !rows.is_empty() && sender.blocking_send(Made::Rows(table, rows)).is_err() {
+                return Ok(());
+            }
+        }
+        // A run for each stretch of new blocks, so that no height is ever in two runs.
+        let stretches = new.chunk_by(|a, b| a.block.facts.height.next() == b.block.facts.height);
+        for stretch in stretches.filter(|_| with_runs) {
+            if let Some(run) = build_run(stretch)?
+                && sender.blocking_send(Made::Run(run)).is_err()
+            {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
+}
 
-    async fn copy(&self, tx: &Tx, blocks: &[&EncodedBlock]) -> Result<()> {
-        let rows = Rows::of(blocks, &self.objects);
-        tx.copy_in(COPY_BLOCKS, rows.blocks).await?;
-        tx.copy_in(COPY_TRANSACTIONS, rows.transactions).await?;
-        tx.copy_in(COPY_EVENTS, rows.events).await?;
-        tx.copy_in(COPY_BLOCK_LOOKUP, rows.block_lookup).await?;
-        tx.copy_in(COPY_TX_LOOKUP, rows.tx_lookup).await?;
-        tx.copy_in(COPY_EVM_LOOKUP, rows.evm_lookup).await
-    }
+/// What goes to the server next.
+enum Made {
+    Rows(Table, CopyBuf),
+    Run(BuiltRun),
 }
 
 /// The run of log terms of these consecutive blocks.
@@ -214,152 +252,185 @@ fn pieces(
     Pieces { transactions, events, evm_lookups: slices.evm_lookups }
 }
 
-const COPY_BLOCKS: &str = "COPY raw.blocks (height, timestamp_ms, tx_count, event_count, unverified, body_bytes, \
-    receipts_bytes, extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces) \
-    FROM STDIN (FORMAT binary)";
-const COPY_TRANSACTIONS: &str = "COPY raw.transactions (block_height, transaction_index, event_count, status, id, \
-    sender, body, result, payload_hash, payload_ref) FROM STDIN (FORMAT binary)";
-const COPY_EVENTS: &str = "COPY raw.events (block_height, event_index, transaction_index, transaction_id, payload, \
-    payload_hash, payload_ref) FROM STDIN (FORMAT binary)";
-const COPY_BLOCK_LOOKUP: &str = "COPY raw.block_lookup (height, timestamp_ms, id) FROM STDIN (FORMAT binary)";
-const COPY_TX_LOOKUP: &str =
-    "COPY raw.tx_lookup (block_height, tx_index, timestamp_ms, id, block_id) FROM STDIN (FORMAT binary)";
-const COPY_EVM_LOOKUP: &str =
-    "COPY raw.evm_lookup (height, evm_index, evm_hash, tx_id) FROM STDIN (FORMAT binary)";
-
-/// The rows of some blocks, by table.
-struct Rows {
-    blocks: CopyBuf,
-    transactions: CopyBuf,
-    events: CopyBuf,
-    block_lookup: CopyBuf,
-    tx_lookup: CopyBuf,
-    evm_lookup: CopyBuf,
+/// The tables that blocks' rows go to.
+#[derive(Debug, Clone, Copy)]
+enum Table {
+    Blocks,
+    Transactions,
+    Events,
+    BlockLookup,
+    TxLookup,
+    EvmLookup,
 }
 
-impl Rows {
-    fn of(blocks: &[&EncodedBlock], objects: &[PayloadRef]) -> Rows {
-        let mut rows = Rows {
-            blocks: CopyBuf::new(),
-            transactions: CopyBuf::new(),
-            events: CopyBuf::new(),
-            block_lookup: CopyBuf::new(),
-            tx_lookup: CopyBuf::new(),
-            evm_lookup: CopyBuf::new(),
-        };
-        for encoded in blocks {
-            rows.block(encoded);
-            rows.transactions(encoded, objects);
-            rows.events(encoded, objects);
+impl Table {
+    const IN_ORDER: [Table; 6] = [
+        Table::Blocks,
+        Table::Transactions,
+        Table::Events,
+        Table::BlockLookup,
+        Table::TxLookup,
+        Table::EvmLookup,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Table::Blocks => "blocks",
+            Table::Transactions => "transactions",
+            Table::Events => "events",
+            Table::BlockLookup => "block_lookup",
+            Table::TxLookup => "tx_lookup",
+            Table::EvmLookup => "evm_lookup",
         }
-        rows.lookups(blocks);
+    }
+
+    /// In the order in which rows have them.
+    const fn columns(self) -> &'static str {
+        match self {
+            Table::Blocks => {
+                "height, timestamp_ms, tx_count, event_count, unverified, body_bytes, receipts_bytes, \
+                 extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces"
+            }
+            Table::Transactions => {
+                "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                 payload_hash, payload_ref"
+            }
+            Table::Events => {
+                "block_height, event_index, transaction_index, transaction_id, payload, payload_hash, payload_ref"
+            }
+            Table::BlockLookup => "height, timestamp_ms, id",
+            Table::TxLookup => "block_height, tx_index, timestamp_ms, id, block_id",
+            Table::EvmLookup => "height, evm_index, evm_hash, tx_id",
+        }
+    }
+
+    /// The rows of these blocks, sorted by the table's key: neighbours land on the same page of its index, and ascending heights at its end.
+    fn rows(self, blocks: &[&EncodedBlock], objects: &[PayloadRef]) -> CopyBuf {
+        let mut rows = CopyBuf::new();
+        match self {
+            Table::Blocks => blocks.iter().for_each(|encoded| block_row(&mut rows, encoded)),
+            Table::Transactions => {
+                blocks.iter().for_each(|encoded| transaction_rows(&mut rows, encoded, objects));
+            }
+            Table::Events => blocks.iter().for_each(|encoded| event_rows(&mut rows, encoded, objects)),
+            Table::BlockLookup => block_lookup_rows(&mut rows, blocks),
+            Table::TxLookup => tx_lookup_rows(&mut rows, blocks),
+            Table::EvmLookup => evm_lookup_rows(&mut rows, blocks),
+        }
         rows
     }
+}
 
-    fn block(&mut self, encoded: &EncodedBlock) {
-        let block = &encoded.block;
-        let facts = &block.facts;
-        self.blocks
-            .row(17)
-            .i64(sql(facts.height))
-            .i64(facts.timestamp_ms as i64)
-            .i64(i64::from(facts.tx_count))
-            .i64(i64::from(facts.log_count))
-            .i64(i64::from(facts.unverified))
-            .i64(block.body.len() as i64)
-            .i64(block.receipts.len() as i64)
-            .i64(block.extras.len() as i64)
-            .i64(block.traces.as_ref().map_or(0, Bytes::len) as i64)
+fn block_row(rows: &mut CopyBuf, encoded: &EncodedBlock) {
+    let block = &encoded.block;
+    let facts = &block.facts;
+    rows.row(17)
+        .i64(sql(facts.height))
+        .i64(facts.timestamp_ms as i64)
+        .i64(i64::from(facts.tx_count))
+        .i64(i64::from(facts.log_count))
+        .i64(i64::from(facts.unverified))
+        .i64(block.body.len() as i64)
+        .i64(block.receipts.len() as i64)
+        .i64(block.extras.len() as i64)
+        .i64(block.traces.as_ref().map_or(0, Bytes::len) as i64)
+        .bytea(&facts.id.0)
+        .bytea(&facts.parent_id.0)
+        .bytea(&block.header)
+        .bytea_opt(encoded.body.as_deref())
+        .bytea_opt(encoded.receipts.as_deref())
+        .bytea_opt(encoded.layout.as_deref())
+        .bytea_opt(encoded.extras.as_deref())
+        .bytea_opt(encoded.traces.as_deref());
+}
+
+fn transaction_rows(rows: &mut CopyBuf, encoded: &EncodedBlock, objects: &[PayloadRef]) {
+    let block = &encoded.block;
+    let height = sql(block.facts.height);
+    let mut order: Vec<usize> = (0..block.transactions.len()).collect();
+    order.sort_unstable_by_key(|index| (block.transactions[*index].id, *index));
+    for index in order {
+        let facts = &block.transactions[index];
+        let piece = encoded.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
+        let row = rows.row(10);
+        row.i64(height)
+            .i64(index as i64)
+            .i64(piece.map_or(0, |piece| i64::from(piece.event_count)))
+            .i16(facts.status as i16)
             .bytea(&facts.id.0)
-            .bytea(&facts.parent_id.0)
-            .bytea(&block.header)
-            .bytea_opt(encoded.body.as_deref())
-            .bytea_opt(encoded.receipts.as_deref())
-            .bytea_opt(encoded.layout.as_deref())
-            .bytea_opt(encoded.extras.as_deref())
-            .bytea_opt(encoded.traces.as_deref());
+            .bytea(&facts.sender);
+        match piece {
+            None => row.null().null().null().null(),
+            Some(piece) => {
+                inline(row, &piece.body);
+                row.bytea(&piece.result);
+                reference(row, &piece.body, objects)
+            }
+        };
     }
+}
 
-    fn transactions(&mut self, encoded: &EncodedBlock, objects: &[PayloadRef]) {
-        let block = &encoded.block;
-        let height = sql(block.facts.height);
-        for (index, facts) in block.transactions.iter().enumerate() {
-            let piece = encoded.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
-            let row = self.transactions.row(10);
-            row.i64(height)
-                .i64(index as i64)
-                .i64(piece.map_or(0, |piece| i64::from(piece.event_count)))
-                .i16(facts.status as i16)
-                .bytea(&facts.id.0)
-                .bytea(&facts.sender);
-            match piece {
-                None => row.null().null().null().null(),
-                Some(piece) => {
-                    inline(row, &piece.body);
-                    row.bytea(&piece.result);
-                    reference(row, &piece.body, objects)
-                }
-            };
-        }
+fn event_rows(rows: &mut CopyBuf, encoded: &EncodedBlock, objects: &[PayloadRef]) {
+    let Some(pieces) = &encoded.pieces else { return };
+    let block = &encoded.block;
+    let id = |event: &EventPiece| {
+        block.transactions.get(event.tx_index as usize).map(|tx| tx.id).unwrap_or_default()
+    };
+    let mut order: Vec<usize> = (0..pieces.events.len()).collect();
+    order.sort_unstable_by_key(|index| (id(&pieces.events[*index]), *index));
+    for index in order {
+        let event = &pieces.events[index];
+        let row = rows.row(7);
+        row.i64(sql(block.facts.height)).i64(index as i64).i64(i64::from(event.tx_index)).bytea(&id(event).0);
+        inline(row, &event.payload);
+        reference(row, &event.payload, objects);
     }
+}
 
-    fn events(&mut self, encoded: &EncodedBlock, objects: &[PayloadRef]) {
-        let Some(pieces) = &encoded.pieces else { return };
-        let block = &encoded.block;
-        for (index, event) in pieces.events.iter().enumerate() {
-            let id = block.transactions.get(event.tx_index as usize).map(|tx| tx.id).unwrap_or_default();
-            let row = self.events.row(7);
-            row.i64(sql(block.facts.height)).i64(index as i64).i64(i64::from(event.tx_index)).bytea(&id.0);
-            inline(row, &event.payload);
-            reference(row, &event.payload, objects);
-        }
+fn block_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
+    let mut ids: Vec<&RawBlock> = blocks.iter().map(|encoded| &encoded.block).collect();
+    ids.sort_unstable_by_key(|block| block.facts.id);
+    for block in ids {
+        rows.row(3)
+            .i64(sql(block.facts.height))
+            .i64(block.facts.timestamp_ms as i64)
+            .bytea(&block.facts.id.0);
     }
+}
 
-    /// Sorted by their keys: neighbours land on the same pages of the index.
-    fn lookups(&mut self, blocks: &[&EncodedBlock]) {
-        let mut ids: Vec<&RawBlock> = blocks.iter().map(|encoded| &encoded.block).collect();
-        ids.sort_unstable_by_key(|block| block.facts.id);
-        for block in ids {
-            self.block_lookup
-                .row(3)
-                .i64(sql(block.facts.height))
-                .i64(block.facts.timestamp_ms as i64)
-                .bytea(&block.facts.id.0);
-        }
+fn tx_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
+    let mut txs: Vec<(&[u8; 32], &RawBlock, usize)> = blocks
+        .iter()
+        .flat_map(|encoded| {
+            let block = &encoded.block;
+            block.transactions.iter().enumerate().map(move |(index, tx)| (&tx.id.0, block, index))
+        })
+        .collect();
+    txs.sort_unstable_by_key(|(id, block, index)| (*id, block.facts.height, *index));
+    for (id, block, index) in txs {
+        rows.row(5)
+            .i64(sql(block.facts.height))
+            .i64(index as i64)
+            .i64(block.facts.timestamp_ms as i64)
+            .bytea(id)
+            .bytea(&block.facts.id.0);
+    }
+}
 
-        let mut txs: Vec<(&[u8; 32], &RawBlock, usize)> = blocks
-            .iter()
-            .flat_map(|encoded| {
-                let block = &encoded.block;
-                block.transactions.iter().enumerate().map(move |(index, tx)| (&tx.id.0, block, index))
-            })
-            .collect();
-        txs.sort_unstable_by_key(|(id, block, index)| (*id, block.facts.height, *index));
-        for (id, block, index) in txs {
-            self.tx_lookup
-                .row(5)
-                .i64(sql(block.facts.height))
-                .i64(index as i64)
-                .i64(block.facts.timestamp_ms as i64)
-                .bytea(id)
-                .bytea(&block.facts.id.0);
-        }
-
-        let mut evm: Vec<(&EvmLookup, &RawBlock)> = blocks
-            .iter()
-            .filter_map(|encoded| Some((encoded.pieces.as_ref()?, &encoded.block)))
-            .flat_map(|(pieces, block)| pieces.evm_lookups.iter().map(move |lookup| (lookup, block)))
-            .collect();
-        evm.sort_unstable_by_key(|(lookup, block)| (lookup.evm_hash, block.facts.height, lookup.evm_index));
-        for (lookup, block) in evm {
-            let tx = block.transactions.get(lookup.tx_index as usize).map(|tx| tx.id).unwrap_or_default();
-            self.evm_lookup
-                .row(4)
-                .i64(sql(block.facts.height))
-                .i64(i64::from(lookup.evm_index))
-                .bytea(&lookup.evm_hash)
-                .bytea(&tx.0);
-        }
+fn evm_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
+    let mut evm: Vec<(&EvmLookup, &RawBlock)> = blocks
+        .iter()
+        .filter_map(|encoded| Some((encoded.pieces.as_ref()?, &encoded.block)))
+        .flat_map(|(pieces, block)| pieces.evm_lookups.iter().map(move |lookup| (lookup, block)))
+        .collect();
+    evm.sort_unstable_by_key(|(lookup, block)| (lookup.evm_hash, block.facts.height, lookup.evm_index));
+    for (lookup, block) in evm {
+        let tx = block.transactions.get(lookup.tx_index as usize).map(|tx| tx.id).unwrap_or_default();
+        rows.row(4)
+            .i64(sql(block.facts.height))
+            .i64(i64::from(lookup.evm_index))
+            .bytea(&lookup.evm_hash)
+            .bytea(&tx.0);
     }
 }
 

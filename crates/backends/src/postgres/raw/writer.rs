@@ -165,7 +165,8 @@ pub(super) async fn make_live(tx: &Tx, batch: &EncodedBatch) -> Result<()> {
 }
 
 /// A store's name among those that might share object storage: its uuid as hex digits.
-fn owner(uuid: &[u8; 16]) -> String {
+/// The name by which object storage knows a store.
+pub(super) fn owner(uuid: &[u8; 16]) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -225,7 +226,7 @@ async fn append(
     shared: &Shared,
     tx: &Tx,
     fence: Fence,
-    batch: &EncodedBatch,
+    batch: &Arc<EncodedBatch>,
     finalized: Option<BlockRef>,
     safe: Option<BlockRef>,
 ) -> Result<Option<HeadRow>> {

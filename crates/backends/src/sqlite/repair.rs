@@ -1,0 +1,203 @@
+//! Repair: heights whose rows don't fit each other, rows that are gone written again, and index runs made anew from their blocks.
+//!
+//! Each call is one transaction. It demands no fence: it may run beside the ingester of its process, works on canonical heights alone and changes
+//! nothing that a reader may not see already. The caller bounds the range; index runs are made anew whole, so that one
+//! transaction may be as large as the largest run that is damaged, while memory holds a piece of it.
+
+use std::sync::Arc;
+
+use cairn_core::{Height, HeightRange, IndexKey, Parts, RawBlock, StoredBlock};
+use cairn_store::runs::{RunBuilder, RunInfo, RunKind};
+use cairn_store::{Result, StoreError};
+use rusqlite::{Connection, params};
+
+use super::SqliteStore;
+use super::blocks;
+use super::codec::Unpacker;
+use super::error::{corrupt, db};
+use super::head::{self, get_height, sql};
+use super::index::{self, RunState};
+use super::writer::EncodedBatch;
+
+/// The most heights that one call looks at.
+const MAX_HEIGHTS: u64 = 100_000;
+/// A run that is made anew becomes runs of so many heights, which maintenance merges again.
+const PIECE_HEIGHTS: u64 = 1_000;
+
+/// The log terms of a block with its receipts, by the chain's codec.
+pub type LogTerms = Arc<dyn Fn(&StoredBlock) -> std::result::Result<Vec<IndexKey>, String> + Send + Sync>;
+
+impl SqliteStore {
+    /// The canonical heights of `range` that have no block, or not as many transactions as the block says, or lack its receipts.
+    pub async fn find_damaged(&self, range: HeightRange) -> Result<Vec<Height>> {
+        demand_bounded(range)?;
+        self.write(move |shared| {
+            shared.commit("find_damaged", |tx, _| {
+                let range = range.intersect(head::read(tx)?.row.range());
+                damaged(tx, range)
+            })
+        })
+        .await
+    }
+
+    /// Writes the rows of a canonical block again, which was fetched and verified: its id has to be the stored one, or fit between its stored
+    /// neighbours where its row is gone. Its index entries stay: see [`SqliteStore::repair_index`].
+    pub async fn repair_block(&self, block: RawBlock) -> Result<()> {
+        self.write(move |shared| {
+            let encoded = EncodedBatch::new(vec![block], shared.options.compression_level)?;
+            shared.commit_clean("repair_block", |tx, _| repair_block(tx, &encoded))
+        })
+        .await
+    }
+
+    /// Makes the index entries of these heights anew from their blocks, with every run that holds some of them. Returns how many runs were
+    /// made anew.
+    pub async fn repair_index(&self, heights: Vec<HeightRange>, terms: LogTerms) -> Result<u64> {
+        self.write(move |shared| {
+            shared.commit_clean("repair_index", |tx, unpacker| {
+                let head = head::read(tx)?;
+                if head.row.pending_purge.is_some() {
+                    return Err(StoreError::Busy(
+                        "a reorg's blocks are being moved; repair the index after it".into(),
+                    ));
+                }
+                let mut made = 0;
+                for kind in RunKind::ALL {
+                    for run in to_make(tx, kind, head.row.range(), &heights)? {
+                        make_anew(tx, unpacker, kind, &run, &terms)?;
+                        made += 1;
+                    }
+                }
+                Ok(made)
+            })
+        })
+        .await
+    }
+}
+
+fn demand_bounded(range: HeightRange) -> Result<()> {
+    if range.len() <= MAX_HEIGHTS {
+        return Ok(());
+    }
+    Err(StoreError::Invalid(format!(
+        "repair: {} heights at once, at most {MAX_HEIGHTS}; ask for them one part after the other",
+        range.len()
+    )))
+}
+
+fn damaged(conn: &Connection, range: HeightRange) -> Result<Vec<Height>> {
+    let bounds = params![sql(range.start()), sql(range.end())];
+    let mut damaged = Vec::new();
+    let mut at = range.start();
+    for stored in blocks::stored_heights(conn, range)? {
+        damaged.extend(HeightRange::new(at, stored).iter());
+        at = stored.next();
+    }
+    if at < range.end() {
+        damaged.extend(HeightRange::new(at, range.end()).iter());
+    }
+    let mut statement = conn
+        .prepare_cached(
+            "SELECT b.height FROM blocks b LEFT JOIN transactions t ON t.height = b.height \
+             LEFT JOIN receipts r ON r.height = b.height WHERE b.height >= ?1 AND b.height < ?2 \
+             AND (b.tx_count * 32 <> coalesce(length(t.ids), 0) OR (b.log_count > 0 AND r.height IS NULL)) \
+             ORDER BY b.height",
+        )
+        .map_err(db)?;
+    let rows = statement.query_map(bounds, |row| get_height(row, 0)).map_err(db)?;
+    for row in rows {
+        damaged.push(row.map_err(db)?);
+    }
+    damaged.sort_unstable();
+    Ok(damaged)
+}
+
+fn repair_block(conn: &Connection, batch: &EncodedBatch) -> Result<()> {
+    let head = head::read(conn)?.row;
+    let facts = batch.first().facts;
+    let block = facts.block_ref();
+    if !head.range().contains(block.height) {
+        let what = format!("repair: block {block} is outside the chain {}", head.range());
+        return Err(StoreError::Invalid(what));
+    }
+    let conflict = |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
+    if let Some(stored) = blocks::row_ref(conn, block.height)?.filter(|stored| *stored != block) {
+        return Err(conflict(stored.id));
+    }
+    if let Some(below) = block.height.prev().filter(|below| head.range().contains(*below))
+        && let Some(below) = blocks::row_ref(conn, below)?.filter(|below| below.id != facts.parent_id)
+    {
+        return Err(StoreError::DoesNotLink { first: block, parent_id: facts.parent_id, expected: below });
+    }
+    if let Some(above) = blocks::read_facts(conn, block.height.next())?
+        && head.range().contains(above.height)
+        && above.parent_id != block.id
+    {
+        return Err(conflict(above.parent_id));
+    }
+    blocks::delete(conn, HeightRange::one(block.height))?;
+    blocks::insert_all(conn, batch.blocks.iter())
+}
+
+/// The live runs of a kind that hold some of `wanted`, and the gaps between runs in which some of them lie (as runs without a number).
+fn to_make(
+    conn: &Connection,
+    kind: RunKind,
+    canonical: HeightRange,
+    wanted: &[HeightRange],
+) -> Result<Vec<RunInfo>> {
+    let touched = |heights: HeightRange| wanted.iter().any(|range| !range.intersect(heights).is_empty());
+    let gap = |from: Height, to: Height| {
+        let heights = HeightRange::new(from, to.max(from)).intersect(canonical);
+        RunInfo { id: 0, kind, level: 0, heights, entries: 0, bytes: 0 }
+    };
+    let (mut found, mut at) = (Vec::new(), canonical.start());
+    for run in index::live_runs(conn, kind)? {
+        found.push(gap(at, run.heights.start()));
+        at = at.max(run.heights.end());
+        found.push(run);
+    }
+    found.push(gap(at, canonical.end()));
+    found.retain(|run| !run.heights.is_empty() && touched(run.heights));
+    Ok(found)
+}
+
+/// Puts runs that are made from the blocks in the place of one.
+fn make_anew(
+    conn: &Connection,
+    unpacker: &Unpacker,
+    kind: RunKind,
+    run: &RunInfo,
+    terms: &LogTerms,
+) -> Result<()> {
+    if run.id != 0 {
+        index::set_state(conn, run.id, RunState::Dead)?;
+    }
+    let parts = match kind {
+        RunKind::BlockId => Parts::empty(),
+        RunKind::TxId => Parts::TRANSACTIONS,
+        RunKind::LogTerm => Parts::RECEIPTS,
+    };
+    for piece in run.heights.chunks(PIECE_HEIGHTS) {
+        let mut builder = RunBuilder::new(kind, piece);
+        for height in blocks::stored_heights(conn, piece)? {
+            let Some(block) = blocks::read(conn, unpacker, height, parts)? else { continue };
+            match kind {
+                RunKind::BlockId => builder.push(block.facts.id.index_key(), height, 0)?,
+                RunKind::TxId => {
+                    for (index, tx) in (0..).zip(&block.transactions) {
+                        builder.push(tx.id.index_key(), height, index)?;
+                    }
+                }
+                RunKind::LogTerm => {
+                    let place = || format!("receipts, height {height}");
+                    for term in terms(&block).map_err(|error| corrupt(place(), error))? {
+                        builder.push(term, height, 0)?;
+                    }
+                }
+            }
+        }
+        index::insert_run(conn, &builder.finish()?, 0)?;
+    }
+    Ok(())
+}

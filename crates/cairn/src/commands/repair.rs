@@ -1,0 +1,77 @@
+//! `cairn repair`: holds what is stored against itself and mends it. Fails when something could not be mended.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::bail;
+use cairn_core::ErrorKind;
+use cairn_source::ChainSource;
+use cairn_source::verify::{Verified, VerifyOptions};
+use cairn_store::RawReader;
+
+use crate::cli::RepairArgs;
+use crate::commands::verify::parse_range;
+use crate::config::{self, Config, Overrides};
+use crate::progress::Bar;
+use crate::repair::nightly::{compare, sample};
+use crate::repair::raw::{self, Fetch};
+use crate::stores::{self, Access};
+use crate::{derive, output, wiring};
+
+/// Repairs the range, or everything.
+pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()> {
+    let overrides = Overrides::default().data(&args.data).chain(&args.chain);
+    let config = config::load(file, &overrides)?;
+    let asked = args.range.as_deref().map(parse_range).transpose()?;
+    if config.raw.url.is_none() && !config.data_dir.is_dir() {
+        bail!("there is no archive in {}", config.data_dir.display());
+    }
+    let store = stores::open_raw(&config, Access::Write).await?;
+    let reader: Arc<dyn RawReader> = store.clone();
+    let head = reader.snapshot().await?.head().clone();
+    let stored = head.range();
+    if stored.is_empty() {
+        return Ok(output::print("the archive is empty: nothing to repair\n")?);
+    }
+    let range = asked.map_or(stored, |range| range.intersect(stored));
+    if range.is_empty() {
+        bail!("none of these heights is stored; this archive holds {stored}");
+    }
+    let full = args.sample.map_or(range, |heights| sample(range, heights));
+    let fetch = fetch(&config, head.info.chain_id).await?;
+    let bar = Bar::new(full.len(), "repairing");
+    let first = full.start();
+    let mut report = raw::repair(&store, &fetch, range, full, |done| bar.set(done.since(first) + 1)).await?;
+    bar.finish();
+    if config.derive.enabled && !args.raw_only {
+        let app = derive::open_for_command(&config).await?;
+        report.add(compare(&config, &reader, &*app, full, args.refold).await?);
+    }
+    output::print(&report.to_string())?;
+    match report.unmended.len() {
+        0 => Ok(()),
+        count => bail!("{count} problems could not be mended"),
+    }
+}
+
+/// Where lost blocks come from: the configured node. Without one, or with one that is away, repair goes on as far as it can.
+async fn fetch(config: &Config, chain_id: cairn_core::ChainId) -> anyhow::Result<Fetch> {
+    if config.chain.rpc.is_empty() {
+        return Ok(Fetch::Nowhere("no node is given to fetch it from: use --rpc http://HOST:PORT".into()));
+    }
+    let node = match wiring::connect(config).await {
+        Ok(node) => node,
+        Err(error) => return Ok(Fetch::Nowhere(format!("{error:#}"))),
+    };
+    match node.chain_id().await {
+        Ok(found) if found != chain_id => {
+            bail!("the node serves chain {found}, the archive holds chain {chain_id}")
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::Retry => return Ok(Fetch::Nowhere(error.to_string())),
+        Err(error) => return Err(error.into()),
+    }
+    let profile = config.profile()?;
+    let options = VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() };
+    Ok(Fetch::From(Arc::new(Verified::new(node, options))))
+}

@@ -1,0 +1,272 @@
+//! The derived tables' part of a repair: the rows that mappers wrote, against what they make of the same blocks now.
+//!
+//! Blocks and rows are read in pieces, each from one snapshot of either store, and compared only where both stand on the same forks; a piece
+//! that a reorg disturbs is read again. What differs is asked for again by [`request_reindex`](cairn_store::derived::Coordinator::request_reindex), and
+//! running workers make it. State that was folded from such rows may be wrong too: it can't be told from events that are gone, so it is
+//! folded anew where that is asked for, and named where not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::{ErrorKind, Height, HeightRange, StoredBlock};
+use cairn_pipeline::derive::processor::{Mapper, Output, Processor};
+use cairn_store::derived::{Catalog, DerivedSnapshot, Key, Row};
+use cairn_store::{RawReader, StoreError};
+
+use super::{Report, ranges_of};
+use crate::commands::reindex;
+use crate::stores::AppStore;
+
+/// Heights that are compared at once.
+const PIECE_HEIGHTS: u64 = 200;
+/// Bytes of blocks, and of rows, that are read at once.
+const PIECE_BYTES: u64 = 8 << 20;
+/// How often a piece is read again that a reorg disturbed.
+const MAX_TRIES: u32 = 20;
+/// The pause before that.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Heights with differences that lie closer together than this are made again as one range.
+const JOIN_HEIGHTS: u64 = 1_000;
+
+/// What to compare with what.
+pub struct Derived<'a> {
+    /// The blocks.
+    pub raw: &'a Arc<dyn RawReader>,
+    /// The rows.
+    pub app: &'a dyn AppStore,
+    /// What the rows are.
+    pub catalog: &'a Catalog,
+    /// Who makes them.
+    pub processors: &'a [Processor],
+    /// What reindexing is cut into, in heights.
+    pub range_heights: u64,
+    /// Fold state anew whose events differed.
+    pub refold: bool,
+}
+
+/// A piece that could not be compared now.
+enum Piece {
+    /// Compared up to here.
+    To(Height),
+    /// A reorg is under way.
+    Disturbed,
+}
+
+/// What differs, by table and height: missing, too many, different.
+type Differences = BTreeMap<(&'static str, Height), [u64; 3]>;
+
+impl Derived<'_> {
+    /// Compares the rows of all mappers in `range`, as far as they are derived, and asks for what differs to be made again.
+    pub async fn repair(&self, range: HeightRange) -> anyhow::Result<Report> {
+        let mut report = Report::default();
+        for processor in self.processors {
+            if let Processor::Mapper(mapper) = processor {
+                self.repair_one(mapper, range, &mut report).await?;
+            }
+        }
+        Ok(report)
+    }
+
+    async fn repair_one(
+        &self,
+        mapper: &Arc<dyn Mapper>,
+        range: HeightRange,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        let service = mapper.service();
+        let snapshot = match self.app.snapshot().await {
+            Ok(snapshot) => snapshot,
+            // Nothing was ever derived here.
+            Err(StoreError::Invalid(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let Some(end) = snapshot.checkpoint(service.name).map(|checkpoint| checkpoint.next) else {
+            return Ok(());
+        };
+        drop(snapshot);
+        let first = reindex::first_height(self.app, service.name, end).await?;
+        let range = range.intersect(HeightRange::new(first.min(end), end));
+        let mut differences = Differences::new();
+        let (mut at, mut tries) = (range.start(), 0);
+        while at < range.end() {
+            let piece = HeightRange::new(at, Height(at.get().saturating_add(PIECE_HEIGHTS))).intersect(range);
+            match self.compare(mapper, piece, &mut differences, report).await {
+                Ok(Piece::To(next)) => (at, tries) = (next, 0),
+                Ok(Piece::Disturbed) => tries += 1,
+                Err(error) if error.kind() == ErrorKind::Retry => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+            if tries > MAX_TRIES {
+                report.notes.push(format!(
+                    "{}: heights from {at} on were not compared, since a reorg or a restored database was in the way",
+                    service.name
+                ));
+                break;
+            }
+            if tries > 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        self.ask_again(mapper, &differences, range, report).await
+    }
+
+    /// Compares one piece.
+    async fn compare(
+        &self,
+        mapper: &Arc<dyn Mapper>,
+        piece: HeightRange,
+        differences: &mut Differences,
+        report: &mut Report,
+    ) -> Result<Piece, StoreError> {
+        let snapshot = self.app.snapshot().await?;
+        let raw = self.raw.snapshot().await?;
+        let (forks, head) = (snapshot.forks(), raw.head());
+        let derived_to = snapshot.checkpoint(mapper.service().name).map_or(Height::ZERO, |own| own.next);
+        if head.info.uuid != forks.raw_uuid
+            || !forks.is_settled()
+            || forks.applied.id != head.newest_reorg.id
+            || derived_to < piece.end()
+        {
+            return Ok(Piece::Disturbed);
+        }
+        let piece = piece.intersect(head.range());
+        let blocks = raw.blocks(piece, mapper.parts(), PIECE_BYTES).await?;
+        let bytes: u64 = blocks.iter().map(size).sum();
+        let end = match blocks.last() {
+            Some(last) if bytes >= PIECE_BYTES => last.facts.height.next(),
+            _ => piece.end(),
+        };
+        drop(raw);
+        let piece = HeightRange::new(piece.start(), end);
+        let mapping = mapper.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            let mut out = Output::default();
+            for block in &blocks {
+                mapping.map(block, &mut out)?;
+            }
+            Ok(out.into_parts().0)
+        })
+        .await
+        .map_err(|error| StoreError::Database(format!("the mapper panicked: {error}")))?;
+        let mut made = match made {
+            Ok(made) => made,
+            Err(error) => {
+                let error: cairn_pipeline::derive::processor::ProcessError = error;
+                report.notes.push(format!("{}: {error}", mapper.service().name));
+                return Ok(Piece::To(end));
+            }
+        };
+        let mut found = Differences::new();
+        let mut rows = 0;
+        for def in mapper.service().tables {
+            let table = self.catalog.table(def.name)?;
+            let expected: BTreeMap<Key, Row> = made
+                .remove(def.name)
+                .unwrap_or_default()
+                .into_iter()
+                .map(|row| (table.key_of(&row), row))
+                .collect();
+            let stored = all_rows(&*snapshot, def.name, piece).await?;
+            rows += expected.len().max(stored.len()) as u64;
+            let stored: BTreeMap<Key, Row> =
+                stored.into_iter().map(|row| (table.key_of(&row), row)).collect();
+            let mut note = |key: &Key, what: usize| {
+                let height = key.0.first().and_then(|value| value.as_height()).unwrap_or(piece.start());
+                found.entry((def.name, height)).or_default()[what] += 1;
+            };
+            for (key, row) in &expected {
+                match stored.get(key) {
+                    None => note(key, 0),
+                    Some(other) if other != row => note(key, 2),
+                    Some(_) => {}
+                }
+            }
+            stored.keys().filter(|key| !expected.contains_key(key)).for_each(|key| note(key, 1));
+        }
+        report.rows += rows;
+        differences.extend(found);
+        Ok(Piece::To(end))
+    }
+
+    /// Names what differs and asks for it again.
+    async fn ask_again(
+        &self,
+        mapper: &Arc<dyn Mapper>,
+        differences: &Differences,
+        derived: HeightRange,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        let service = mapper.service();
+        let mut heights: BTreeSet<Height> = BTreeSet::new();
+        let mut tables: BTreeSet<&str> = BTreeSet::new();
+        for ((table, height), [missing, extra, different]) in differences {
+            report.rows_damaged += missing + extra + different;
+            report.name(format!(
+                "{}: {table}, height {height}: {missing} rows missing, {extra} too many, {different} different",
+                service.name
+            ));
+            heights.insert(*height);
+            tables.insert(table);
+        }
+        let count = |range: HeightRange| -> u64 {
+            let of = differences.iter().filter(|((_, height), _)| range.contains(*height));
+            of.map(|(_, counts)| counts.iter().sum::<u64>()).sum()
+        };
+        for range in ranges_of(heights, JOIN_HEIGHTS) {
+            let range = range.intersect(derived);
+            match self.app.request_reindex(service.name, service.version, range, self.range_heights).await {
+                Ok(_) => report.rows_requested += count(range),
+                Err(error) => report
+                    .unmended
+                    .push(format!("{}: heights {range} can't be asked for again now: {error}", service.name)),
+            }
+        }
+        for follower in self.processors {
+            let Processor::Folder(folder) = follower else { continue };
+            let own = folder.service();
+            if !folder.reads().iter().any(|table| tables.contains(table.name)) {
+                continue;
+            }
+            if self.refold {
+                let first = reindex::first_height(self.app, own.name, derived.start()).await?;
+                reindex::reset(self.app, own.name, first).await?;
+                report.notes.push(format!(
+                    "{} is folded from these rows and begins anew at height {first}",
+                    own.name
+                ));
+            } else {
+                report.notes.push(format!(
+                    "{} is folded from these rows: `cairn reindex --worker {}` once they are made again, if they were wrong when it read them",
+                    own.name, own.name
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn all_rows(
+    snapshot: &dyn DerivedSnapshot,
+    table: &'static str,
+    piece: HeightRange,
+) -> Result<Vec<Row>, StoreError> {
+    let (mut rows, mut at) = (Vec::new(), piece.start());
+    while at < piece.end() {
+        let (some, next) = snapshot.events(table, at, piece.end(), PIECE_BYTES as usize).await?;
+        rows.extend(some);
+        if next <= at {
+            return Err(StoreError::Busy(format!("{table} is derived to height {at} only")));
+        }
+        at = next;
+    }
+    Ok(rows)
+}
+
+fn size(block: &StoredBlock) -> u64 {
+    let traces = block.traces.as_ref().map_or(0, |traces| traces.len());
+    (block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces) as u64
+}

@@ -1,0 +1,145 @@
+//! Repair at intervals in a running process: lookups and counts of everything, and a stretch of blocks and derived rows in full, another one each time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_core::{Height, HeightRange};
+use cairn_store::RawReader;
+use rand::Rng;
+use tokio_util::sync::CancellationToken;
+
+use super::Report;
+use super::derived::Derived;
+use super::raw::{self, Fetch};
+use crate::config::Config;
+use crate::derive;
+use crate::stores::{AppStore, LateApp, RawStore};
+
+/// The part of the interval after which the first repair comes.
+const FIRST_AFTER: u32 = 24;
+
+/// What is repaired.
+pub struct Nightly {
+    /// The raw store; `None` where another process repairs it.
+    pub raw: Option<(Arc<dyn RawStore>, Fetch)>,
+    /// Where blocks are read for the comparison.
+    pub reader: Arc<dyn RawReader>,
+    /// The app store, where this process derives.
+    pub app: Option<Arc<LateApp>>,
+}
+
+/// Repairs at intervals until told to stop. What goes wrong is logged and counted, and touches nothing else.
+pub async fn run(config: Config, nightly: Nightly, stop: CancellationToken) {
+    if config.repair.every_s == 0 {
+        return;
+    }
+    let every = Duration::from_secs(config.repair.every_s);
+    let mut pause = every / FIRST_AFTER;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = every;
+        let repaired = tokio::select! {
+            () = stop.cancelled() => return,
+            repaired = once(&config, &nightly) => repaired,
+        };
+        match repaired {
+            Ok(report) => tell(&report),
+            Err(error) => {
+                count("failed");
+                tracing::warn!("the repair failed and is tried again in its turn: {error:#}");
+            }
+        }
+    }
+}
+
+async fn once(config: &Config, nightly: &Nightly) -> anyhow::Result<Report> {
+    let stored = nightly.reader.snapshot().await?.head().range();
+    let full = sample(stored, config.repair.sample_heights);
+    let mut report = Report::default();
+    if let Some((store, fetch)) = &nightly.raw {
+        report.add(raw::repair(store, fetch, stored, full, |_| {}).await?);
+    }
+    if let Some(app) = nightly.app.as_ref().and_then(|late| late.app()) {
+        report.add(compare(config, &nightly.reader, &*app, full, false).await?);
+    }
+    Ok(report)
+}
+
+/// Compares derived rows of `range`.
+pub async fn compare(
+    config: &Config,
+    raw: &Arc<dyn RawReader>,
+    app: &dyn AppStore,
+    range: HeightRange,
+    refold: bool,
+) -> anyhow::Result<Report> {
+    let (catalog, processors) = (derive::catalog()?, derive::processors(config)?);
+    let derived = Derived {
+        raw,
+        app,
+        catalog: &catalog,
+        processors: &processors,
+        range_heights: config.derive.range_heights,
+        refold,
+    };
+    derived.repair(range).await
+}
+
+/// A stretch of so many heights, anywhere.
+pub fn sample(stored: HeightRange, heights: u64) -> HeightRange {
+    if stored.len() <= heights {
+        return stored;
+    }
+    let start = stored.start().get() + rand::rng().random_range(0..=stored.len() - heights);
+    HeightRange::new(Height(start), Height(start.saturating_add(heights)))
+}
+
+fn tell(report: &Report) {
+    count(match (report.found(), report.unmended.len()) {
+        (0, 0) => "clean",
+        (_, 0) => "mended",
+        _ => "unmended",
+    });
+    for (what, found) in [
+        ("lookup", report.lookups_written + report.lookups_removed),
+        ("block", report.blocks_damaged),
+        ("index", report.index_damaged),
+        ("derived", report.rows_damaged),
+    ] {
+        metrics::counter!("cairn_repair_found_total", "what" => what).increment(found);
+    }
+    metrics::gauge!("cairn_repair_unmended").set(report.unmended.len() as f64);
+    if report.found() == 0 && report.unmended.is_empty() {
+        tracing::info!(
+            heights = report.heights,
+            blocks = report.blocks,
+            rows = report.rows,
+            "repair: all good"
+        );
+    } else {
+        tracing::warn!("repair found something:\n{report}");
+    }
+}
+
+fn count(outcome: &'static str) {
+    metrics::counter!("cairn_repair_runs_total", "outcome" => outcome).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_lie_in_what_is_stored() {
+        let stored = HeightRange::new(Height(10), Height(100));
+        for _ in 0..50 {
+            let part = sample(stored, 7);
+            assert_eq!((part.len(), part.intersect(stored)), (7, part));
+        }
+        assert_eq!(sample(stored, 90), stored);
+        assert_eq!(sample(stored, 1_000), stored);
+    }
+}

@@ -1,0 +1,144 @@
+//! The raw store's part of a repair.
+//!
+//! In this order: lookups are made what the rows say, and blocks whose counts disagree are named, over all of the range; the blocks of the part that is looked at in full
+//! are held against their own hashes and their index entries; what is damaged is fetched from the node, verified as any other block, and
+//! written; index entries that are still wrong are made anew; and what was damaged is looked at once more.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use anyhow::Context;
+use cairn_core::{Height, HeightRange};
+use cairn_pipeline::audit::{AuditReport, Subject, audit};
+use cairn_source::ChainSource;
+use cairn_store::{RawReader, StoreError};
+
+use super::{Report, ranges_of};
+use crate::commands::verify::EvmAuditor;
+use crate::stores::RawStore;
+
+/// Heights whose lookups are repaired in one transaction.
+const STEP_HEIGHTS: u64 = 10_000;
+/// The most findings of one audit; the next run goes on with what is left.
+const MAX_FINDINGS: usize = 10_000;
+/// Damaged heights closer together than this are looked at again as one range.
+const JOIN_HEIGHTS: u64 = 1_000;
+
+/// Where lost blocks come from, and why not where there is no such place.
+pub enum Fetch {
+    /// A node, or whatever else serves the chain; its answers are verified.
+    From(Arc<dyn ChainSource>),
+    /// Nowhere: why.
+    Nowhere(String),
+}
+
+/// Repairs lookups and counts of `range`, and all of the blocks in `full`, which lies in it. `progress` is told how far the audit is.
+pub async fn repair(
+    store: &Arc<dyn RawStore>,
+    fetch: &Fetch,
+    range: HeightRange,
+    full: HeightRange,
+    mut progress: impl FnMut(Height),
+) -> anyhow::Result<Report> {
+    let mut report = Report::default();
+    let reader: Arc<dyn RawReader> = store.clone();
+    let stored = reader.snapshot().await?.head().range();
+    let (range, full) = (range.intersect(stored), full.intersect(stored));
+    let mut blocks: BTreeSet<Height> = BTreeSet::new();
+    for step in range.chunks(STEP_HEIGHTS) {
+        let found = store.repair_lookups(step).await?;
+        report.heights += step.len();
+        report.lookups_written += found.written;
+        report.lookups_removed += found.removed;
+        if found.written + found.removed > 0 {
+            report.name(format!(
+                "heights {step}: {} lookups written, {} removed",
+                found.written, found.removed
+            ));
+        }
+        for height in &found.damaged {
+            report.name(format!("height {height}: the block's rows are missing or don't fit its counts"));
+        }
+        blocks.extend(found.damaged);
+    }
+    let audited = look(&reader, full, &mut progress).await?;
+    report.blocks += audited.blocks;
+    let mut index: Vec<HeightRange> = Vec::new();
+    for finding in &audited.findings {
+        report.name(format!("height {}: {}", finding.height, finding.problem));
+        match finding.subject {
+            Subject::Block => {
+                blocks.insert(finding.height);
+            }
+            Subject::Index(heights) => index.push(heights),
+        }
+    }
+    let damaged: Vec<Height> = blocks.iter().copied().collect();
+    report.blocks_damaged = damaged.len() as u64;
+    let mut failed: Vec<Height> = Vec::new();
+    for height in &damaged {
+        match fetch_again(store, fetch, *height).await {
+            Ok(()) => report.blocks_mended += 1,
+            Err(error) => {
+                failed.push(*height);
+                report.unmended.push(format!("height {height}: {error:#}"));
+            }
+        }
+    }
+    // Lookups of what was written again came with it. Those beside may have been removed for a block that was gone.
+    let again = ranges_of(
+        blocks.iter().copied().chain(index.iter().flat_map(|range| ends(*range))).collect::<BTreeSet<_>>(),
+        JOIN_HEIGHTS,
+    );
+    let mut left = Vec::new();
+    for part in &again {
+        left.extend(look(&reader, *part, &mut |_| {}).await?.findings);
+    }
+    let wrong: Vec<HeightRange> = left
+        .iter()
+        .filter_map(|finding| match finding.subject {
+            Subject::Index(heights) => Some(heights),
+            Subject::Block => None,
+        })
+        .collect();
+    report.index_damaged = wrong.len() as u64;
+    if !wrong.is_empty() {
+        match store.repair_index(wrong.clone()).await {
+            Ok(_) => {}
+            Err(error) => report.unmended.push(format!("index: {error}")),
+        }
+        left.clear();
+        for part in &again {
+            left.extend(look(&reader, *part, &mut |_| {}).await?.findings);
+        }
+        let still = left.iter().filter(|finding| finding.subject != Subject::Block).count() as u64;
+        report.index_mended = report.index_damaged.saturating_sub(still);
+    }
+    for finding in left.iter().filter(|finding| !failed.contains(&finding.height)) {
+        report.unmended.push(format!("height {}: {}", finding.height, finding.problem));
+    }
+    Ok(report)
+}
+
+/// The first and the last height of a range.
+fn ends(range: HeightRange) -> impl Iterator<Item = Height> {
+    [Some(range.start()), range.last()].into_iter().flatten()
+}
+
+async fn look(
+    reader: &Arc<dyn RawReader>,
+    range: HeightRange,
+    progress: &mut impl FnMut(Height),
+) -> Result<AuditReport, StoreError> {
+    audit(reader, Arc::new(EvmAuditor), range, MAX_FINDINGS, progress).await
+}
+
+async fn fetch_again(store: &Arc<dyn RawStore>, fetch: &Fetch, height: Height) -> anyhow::Result<()> {
+    let source = match fetch {
+        Fetch::From(source) => source,
+        Fetch::Nowhere(why) => anyhow::bail!("{why}"),
+    };
+    let blocks = source.blocks(HeightRange::one(height)).await.context("can't be fetched")?;
+    let block = blocks.into_iter().next().context("the node doesn't have it")?;
+    store.repair_block(block).await.context("the node's block can't take its place")
+}

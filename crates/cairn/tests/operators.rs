@@ -1,0 +1,338 @@
+//! What operators do with the real binary: repair, payloads, partitions, on SQLite and, where a server is given, on PostgreSQL.
+
+mod support;
+
+#[path = "../../backends/tests/support/pg.rs"]
+mod pg;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use support::node::MockNode;
+use support::*;
+
+/// A database for raw and app together, and a runtime to talk to it.
+struct Server {
+    runtime: tokio::runtime::Runtime,
+    db: pg::TestDb,
+}
+
+impl Server {
+    /// `None` where there is no server.
+    fn start() -> Option<Server> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let db = runtime.block_on(pg::database())?;
+        Some(Server { runtime, db })
+    }
+
+    fn sql(&self, statements: &str) {
+        self.runtime.block_on(self.db.sql(statements));
+    }
+
+    fn number(&self, query: &str) -> i64 {
+        self.runtime.block_on(async {
+            let conn = self.db.pool().get().await.expect("connects");
+            conn.query_one(query, &[]).await.expect("runs").get(0)
+        })
+    }
+}
+
+/// The binary over SQLite in `archive`, or over the server's database.
+fn at(dir: &Path, server: Option<&Server>) -> Command {
+    let mut command = cairn(dir);
+    for name in ["DB_RAW_URL", "DB_APP_URL", "PAYLOAD_INLINE_MAX_BYTES"] {
+        command.env_remove(name);
+    }
+    if let Some(server) = server {
+        command.env("DB_RAW_URL", &server.db.url).env("DB_APP_URL", &server.db.url);
+    }
+    // The small node answers no calls.
+    command.env("CAIRN_DERIVE__ASK_NODE", "false").env("CAIRN_DERIVE__POLL_MS", "50");
+    command
+}
+
+/// Archives and derives all that the node has.
+fn fill(dir: &Path, server: Option<&Server>, node: &MockNode) {
+    let mut command = at(dir, server);
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50", "--exit-after-head"]);
+    end_of(command.args(["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"])).well();
+}
+
+fn sqlite(dir: &Path, file: &str, statements: &str) {
+    let conn = Connection::open(dir.join("archive").join(file)).expect("opens");
+    conn.busy_timeout(Duration::from_secs(10)).expect("waits");
+    conn.execute_batch(statements).expect("runs");
+}
+
+fn sqlite_number(dir: &Path, file: &str, query: &str) -> i64 {
+    let conn = Connection::open(dir.join("archive").join(file)).expect("opens");
+    conn.query_row(query, [], |row| row.get(0)).expect("runs")
+}
+
+/// Runs until the derived rows of the count are as many as `expected`.
+fn work_until(dir: &Path, server: Option<&Server>, node: &MockNode, expected: i64, count: impl Fn() -> i64) {
+    let mut command = at(dir, server);
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+    let mut service = Service::start(&mut command);
+    service.until("rows are made again", |_| count() == expected);
+    assert!(service.stop().0.success());
+}
+
+const DERIVED_ROWS: &str = "SELECT count(*) FROM evm_transactions";
+const DAMAGED_ROWS: &str = "SELECT count(*) FROM evm_transactions WHERE block_height = 13 AND gas_used = 1";
+
+#[test]
+fn repair_mends_what_was_damaged_on_sqlite() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    fill(dir.path(), None, &node);
+    verify_clean(dir.path(), "archive");
+    let clean = end_of(at(dir.path(), None).args(["repair", "--data", "archive"])).well();
+    assert!(clean.contains("61 heights, 61 blocks in full") && clean.contains("0 rows differ"), "{clean}");
+    let rows = sqlite_number(dir.path(), "app.sqlite", DERIVED_ROWS);
+    assert!(rows > 0);
+
+    // Rows of one block, a count of another, a third block whole; the index entries of a run; derived rows of two heights.
+    sqlite(
+        dir.path(),
+        "raw.sqlite",
+        "DELETE FROM transactions WHERE height = 7; UPDATE blocks SET tx_count = tx_count + 1 WHERE height = 9; \
+         DELETE FROM blocks WHERE height = 11; DELETE FROM transactions WHERE height = 11; \
+         DELETE FROM bodies WHERE height = 11; DELETE FROM receipts WHERE height = 11; \
+         DELETE FROM run_pages WHERE run_id IN \
+           (SELECT id FROM runs WHERE kind = 2 AND state = 0 AND from_height <= 20 AND to_height > 20)",
+    );
+    sqlite(
+        dir.path(),
+        "app.sqlite",
+        "DELETE FROM evm_transactions WHERE block_height = 5; UPDATE evm_transactions SET gas_used = 1 WHERE block_height = 13",
+    );
+    let bad = end_of(at(dir.path(), None).args(["repair", "--data", "archive", "--raw-only"]));
+    assert_eq!(bad.status.code(), Some(1), "{bad:?}");
+    assert!(
+        bad.out.contains("not mended: height 11: no node is given") && bad.out.contains("--rpc"),
+        "{bad:?}"
+    );
+
+    let mended =
+        end_of(at(dir.path(), None).args(["repair", "--data", "archive", "--rpc", &node.url])).well();
+    assert!(mended.contains("3 damaged, 3 fetched again"), "{mended}");
+    for named in [
+        "height 7:",
+        "height 9:",
+        "height 11:",
+        "evm_transactions, height 5:",
+        "evm_transactions, height 13:",
+    ] {
+        assert!(mended.contains(named), "{named}\n{mended}");
+    }
+    verify_clean(dir.path(), "archive");
+
+    work_until(dir.path(), None, &node, rows, || {
+        sqlite_number(dir.path(), "app.sqlite", DERIVED_ROWS)
+            - sqlite_number(dir.path(), "app.sqlite", DAMAGED_ROWS)
+    });
+    let again = end_of(at(dir.path(), None).args(["repair", "--data", "archive"])).well();
+    assert!(again.contains("0 rows differ") && again.contains("0 damaged"), "{again}");
+}
+
+#[test]
+fn repair_mends_what_was_damaged_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    fill(dir.path(), Some(&server), &node);
+    let run = |args: &[&str]| end_of(at(dir.path(), Some(&server)).args(args).args(["--data", "archive"]));
+    assert!(run(&["verify"]).well().contains("all good"));
+    let clean = run(&["repair"]).well();
+    assert!(clean.contains("61 heights, 61 blocks in full") && clean.contains("0 rows differ"), "{clean}");
+    let rows = server.number("SELECT count(*) FROM app.evm_transactions");
+
+    server.sql(
+        "DELETE FROM raw.transactions WHERE block_height = 7; DELETE FROM raw.tx_lookup WHERE block_height = 8; \
+         UPDATE raw.blocks SET tx_count = tx_count + 1 WHERE height = 9; \
+         UPDATE raw.blocks SET event_count = event_count + 1 WHERE height = 10; \
+         DELETE FROM raw.blocks WHERE height = 11; \
+         INSERT INTO raw.block_lookup (height, timestamp_ms, id) VALUES (12, 1, '\\xdeadbeef'); \
+         DELETE FROM app.evm_transactions WHERE block_height = 5; \
+         UPDATE app.evm_transactions SET gas_used = 1 WHERE block_height = 13",
+    );
+    let bad = run(&["repair", "--raw-only"]);
+    assert_eq!(bad.status.code(), Some(1), "{bad:?}");
+    assert!(bad.out.contains("not mended: height 11: no node is given"), "{bad:?}");
+    assert_eq!(server.number("SELECT count(*) FROM raw.block_lookup WHERE id = '\\xdeadbeef'"), 0);
+
+    let mended = run(&["repair", "--rpc", &node.url]).well();
+    assert!(mended.contains("4 damaged, 4 fetched again"), "{mended}");
+    for named in ["height 7:", "height 9:", "height 10:", "height 11:", "height 5:", "height 13:"] {
+        assert!(mended.contains(named), "{named}\n{mended}");
+    }
+    assert!(run(&["verify"]).well().contains("all good"));
+    work_until(dir.path(), Some(&server), &node, rows, || {
+        server.number(
+            "SELECT count(*) FROM app.evm_transactions WHERE NOT (block_height = 13 AND gas_used = 1)",
+        )
+    });
+    let again = run(&["repair"]).well();
+    assert!(
+        again.contains("0 rows differ") && again.contains("0 damaged") && again.contains("0 written"),
+        "{again}"
+    );
+}
+
+#[test]
+fn a_running_cairn_repairs_by_itself() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 40);
+    let mut command = at(dir.path(), None);
+    // The first comes after a 24th of that.
+    command.env("CAIRN_REPAIR__EVERY_S", "48").args(["run", "--data", "archive", "--rpc", &node.url]);
+    let mut service = Service::start(&mut command);
+    service.until("all is stored", |service| service.height() == Some(40));
+    sqlite(dir.path(), "raw.sqlite", "DELETE FROM transactions WHERE height = 7");
+    service.until("it was mended", |service| {
+        service.get("/metrics").1.contains(r#"cairn_repair_runs_total{outcome="mended"} 1"#)
+    });
+    assert!(service.get("/metrics").1.contains(r#"cairn_repair_found_total{what="block"} 1"#));
+    assert!(service.stop().0.success());
+    verify_clean(dir.path(), "archive");
+}
+
+/// The only file in the folders of payloads whose name contains `part`.
+fn object_file(root: &Path, part: &str) -> Option<PathBuf> {
+    let mut folders = vec![root.join("payloads")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("reads") {
+            let path = entry.expect("reads").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.to_string_lossy().contains(part) {
+                return Some(path);
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn large_payloads_go_to_a_directory_and_what_nothing_needs_is_collected() {
+    let Some(server) = Server::start() else { return };
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 30);
+    let run = |args: &[&str]| {
+        let mut command = at(dir.path(), Some(&server));
+        command.env("PAYLOAD_INLINE_MAX_BYTES", "200").env("CAIRN_DERIVE__LEASE_TTL_S", "1");
+        end_of(command.args(args).args(["--data", "archive"]))
+    };
+    let words = run(&["payloads", "list"]).badly();
+    assert!(words.contains("cairn migrate") || words.contains("no payloads"), "{words}");
+    run(&[
+        "run",
+        "--rpc",
+        &node.url,
+        "--exit-after-head",
+        "--rpc-listen",
+        "127.0.0.1:0",
+        "--listen",
+        "127.0.0.1:0",
+    ])
+    .well();
+    let root = dir.path().join("archive/payloads");
+    assert!(root.join("payloads-owner").is_file(), "the place is claimed");
+    let live = server.number("SELECT count(*) FROM raw.payloads WHERE state = 'live'");
+    assert!(live > 0, "some are long enough");
+    assert!(run(&["verify"]).well().contains("all good"), "and they are read back");
+    let listed = run(&["payloads", "list", "--check"]).well();
+    assert!(
+        listed.contains(&format!("{live} live,")) && listed.contains("0 not as they ought to be"),
+        "{listed}"
+    );
+
+    // A block's rows are gone; an object is there that the database doesn't know; both long enough.
+    let gone = server.number(
+        "WITH gone AS (DELETE FROM raw.transactions WHERE payload_ref = \
+           (SELECT min(payload_ref) FROM raw.transactions) RETURNING payload_ref) SELECT count(*) FROM gone",
+    );
+    assert_eq!(gone, 1);
+    server.sql("UPDATE raw.payloads SET changed_at = now() - interval '3 days'");
+    let known = object_file(&root, ".").expect("an object");
+    let orphan = PathBuf::from(format!("{}9999", known.display()));
+    std::fs::copy(&known, &orphan).expect("copies");
+    let old = std::fs::File::options().write(true).open(&orphan).expect("opens");
+    old.set_modified(std::time::SystemTime::now() - Duration::from_secs(200_000)).expect("is set");
+    let before = run(&["payloads", "gc", "--dry-run", "--grace-s", "100000"]).well();
+    let name = orphan.file_name().expect("a name").to_string_lossy().into_owned();
+    assert!(
+        before.contains(&name) && before.contains("to be dead") && before.contains("1 orphans"),
+        "{before}"
+    );
+    assert!(before.contains("1 would be marked dead") && orphan.is_file(), "{before}");
+    assert_eq!(
+        server.number("SELECT count(*) FROM raw.payloads WHERE state = 'live'"),
+        live,
+        "nothing changed"
+    );
+
+    let words = run(&["payloads", "gc", "--grace-s", "10"]).badly();
+    assert!(words.contains("longer than the longest lease"), "{words}");
+    let after = run(&["payloads", "gc", "--grace-s", "100000"]).well();
+    assert!(after.contains("1 orphans deleted") && after.contains("1 marked dead"), "{after}");
+    assert!(!orphan.is_file() && known.is_file());
+    server.sql("UPDATE raw.payloads SET changed_at = now() - interval '3 days' WHERE state = 'dead'");
+    let last = run(&["payloads", "gc", "--grace-s", "100000"]).well();
+    assert!(last.starts_with("1 deleted"), "{last}");
+    let listed = run(&["payloads", "list"]).well();
+    assert!(listed.contains(&format!("{} live,", live - 1)) && listed.contains("0 dead,"), "{listed}");
+    // A lost object is named, and repair brings it back.
+    std::fs::remove_file(object_file(&root, ".").expect("an object")).expect("is removed");
+    let words = run(&["payloads", "list", "--check"]).badly();
+    assert!(words.contains("1 payloads are missing"), "{words}");
+}
+
+#[test]
+fn payloads_are_for_postgres_and_none_keeps_them_in_the_database() {
+    let dir = tempfile::tempdir().expect("dir");
+    let words = end_of(at(dir.path(), None).args(["payloads", "gc", "--data", "archive"])).badly();
+    assert!(words.contains("SQLite"), "{words}");
+    let Some(server) = Server::start() else { return };
+    let node = MockNode::start(1337, 20);
+    let mut command = at(dir.path(), Some(&server));
+    command.env("PAYLOAD_INLINE_MAX_BYTES", "200").env("CAIRN_PAYLOADS__URL", "none");
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--exit-after-head"]);
+    end_of(command.args(["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"])).well();
+    assert_eq!(server.number("SELECT count(*) FROM raw.payloads"), 0);
+    assert!(!dir.path().join("archive/payloads").exists());
+}
+
+#[test]
+fn partitions_are_kept_ahead_and_readers_make_none() {
+    let Some(server) = Server::start() else { return };
+    let dir = tempfile::tempdir().expect("dir");
+    // Whoever only reads makes no schema.
+    let words = end_of(at(dir.path(), Some(&server)).args(["leases", "list", "--data", "archive"])).badly();
+    assert!(words.contains("cairn migrate"), "{words}");
+    assert_eq!(server.number("SELECT count(*) FROM pg_namespace WHERE nspname IN ('raw', 'app')"), 0);
+
+    let node = MockNode::start(1337, 20);
+    let mut command = at(dir.path(), Some(&server));
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+    let mut service = Service::start(&mut command);
+    service.until("partitions are counted", |service| {
+        let metrics = service.get("/metrics").1;
+        metrics.contains(r#"cairn_partitions_ahead{table="blocks"} 2"#)
+            && metrics.contains("cairn_partition_rounds_total")
+    });
+    assert!(service.stop().0.success());
+
+    // An ingester alone answers nobody.
+    let mut command = at(dir.path(), Some(&server));
+    command.args(["run", "--role", "ingest", "--data", "archive", "--rpc", &node.url, "--exit-after-head"]);
+    let ended = end_of(command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]));
+    assert!(
+        ended.status.success() && ended.err.contains("health ") && !ended.err.contains("JSON-RPC"),
+        "{ended:?}"
+    );
+}
