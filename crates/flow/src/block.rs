@@ -15,8 +15,8 @@ use prost::Message;
 
 use crate::id::transaction_id;
 use crate::proto::{
-    Block, BlockHeader, Event, ExecutionResult, RESULT_EVENTS, RESULT_METADATA, Transaction,
-    TransactionResult, TransactionStatus,
+    Block, BlockHeader, Event, ExecutionResult, RESULT_COLLECTION, RESULT_EVENTS, RESULT_METADATA,
+    Transaction, TransactionResult, TransactionStatus,
 };
 use crate::terms::event_term;
 use crate::wire;
@@ -231,6 +231,17 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
         traces: None,
         log_terms: terms,
     })
+}
+
+/// A result with its collection's id, where the node left it out: old ones, asked for one transaction, do.
+pub fn with_collection(result: &Bytes, collection_id: &[u8]) -> Result<Bytes, FlowError> {
+    let fields = wire::fields("a result", result)?;
+    if fields.iter().any(|field| field.number == RESULT_COLLECTION) {
+        return Ok(result.clone());
+    }
+    let mut whole = BytesMut::from(result.as_ref());
+    wire::put(&mut whole, RESULT_COLLECTION, collection_id);
+    Ok(whole.freeze())
 }
 
 fn check_result(

@@ -37,7 +37,6 @@ pub struct Spork {
     pub root_height: u64,
 }
 
-/// The networks' numbers in cairn's own configuration: the EVM chain ids of EVM on Flow.
 const MAINNET_EVM: u64 = 747;
 const TESTNET_EVM: u64 = 545;
 const OTHER_EVM: u64 = 646;
@@ -60,6 +59,16 @@ impl Network {
             Network::Testnet => "flow-testnet",
             Network::Emulator => "flow-emulator",
         }
+    }
+
+    /// The number that stands for it in stores: `FLOW` in ASCII in the upper half, so that it is no EIP-155 chain id.
+    pub fn chain_number(self) -> cairn_core::ChainId {
+        let nth = match self {
+            Network::Mainnet => 1,
+            Network::Testnet => 2,
+            Network::Emulator => 3,
+        };
+        cairn_core::ChainId((0x464c_4f57 << 32) | nth)
     }
 
     /// The EIP-155 chain id of its EVM.

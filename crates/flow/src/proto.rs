@@ -44,6 +44,24 @@ pub enum TransactionStatus {
     Expired = 5,
 }
 
+/// `SubscribeBlockDigestsFromStartHeight`.
+#[derive(Clone, PartialEq, Message)]
+pub struct SubscribeBlockDigestsRequest {
+    #[prost(uint64, tag = "1")]
+    pub start_block_height: u64,
+    #[prost(enumeration = "BlockStatus", tag = "2")]
+    pub block_status: i32,
+}
+
+/// One message of a stream of digests.
+#[derive(Clone, PartialEq, Message)]
+pub struct BlockDigest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub block_id: Bytes,
+    #[prost(uint64, tag = "2")]
+    pub block_height: u64,
+}
+
 /// `GetLatestBlockHeader`.
 #[derive(Clone, PartialEq, Message)]
 pub struct GetLatestBlockHeaderRequest {
@@ -406,6 +424,8 @@ pub struct TransactionResult {
 
 /// The number of the field of a result that holds its events.
 pub(crate) const RESULT_EVENTS: u32 = 4;
+/// The number of the field of a result that names its collection.
+pub(crate) const RESULT_COLLECTION: u32 = 7;
 /// The number of the field of a result that says something of the node.
 pub(crate) const RESULT_METADATA: u32 = 9;
 

@@ -1,0 +1,206 @@
+//! One access node: its connection, its pace, and the calls of the Access API.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cairn_core::ErrorKind;
+use cairn_flow::proto;
+use http::uri::PathAndQuery;
+use prost::Message;
+use tokio::sync::Semaphore;
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+use super::classify::{Refusal, classify};
+use super::codec::Plain;
+use super::config::{FlowConfig, NodeConfig};
+use super::pace::Pace;
+use crate::{Result, SourceError};
+
+/// How often one question is asked of a node that says "too often".
+const RATE_LIMITED_TRIES: u32 = 6;
+
+/// The calls that are made; the names are those of `flow.access.AccessAPI`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    NetworkParameters,
+    NodeVersionInfo,
+    LatestBlockHeader,
+    BlockHeaderByHeight,
+    BlockByHeight,
+    CollectionById,
+    Transaction,
+    TransactionResult,
+    TransactionResultByIndex,
+    TransactionsByBlockId,
+    TransactionResultsByBlockId,
+    ExecutionResultForBlockId,
+    SubscribeBlockDigests,
+}
+
+impl Call {
+    fn path(self) -> PathAndQuery {
+        PathAndQuery::from_static(match self {
+            Call::NetworkParameters => "/flow.access.AccessAPI/GetNetworkParameters",
+            Call::NodeVersionInfo => "/flow.access.AccessAPI/GetNodeVersionInfo",
+            Call::LatestBlockHeader => "/flow.access.AccessAPI/GetLatestBlockHeader",
+            Call::BlockHeaderByHeight => "/flow.access.AccessAPI/GetBlockHeaderByHeight",
+            Call::BlockByHeight => "/flow.access.AccessAPI/GetBlockByHeight",
+            Call::CollectionById => "/flow.access.AccessAPI/GetCollectionByID",
+            Call::Transaction => "/flow.access.AccessAPI/GetTransaction",
+            Call::TransactionResult => "/flow.access.AccessAPI/GetTransactionResult",
+            Call::TransactionResultByIndex => "/flow.access.AccessAPI/GetTransactionResultByIndex",
+            Call::TransactionsByBlockId => "/flow.access.AccessAPI/GetTransactionsByBlockID",
+            Call::TransactionResultsByBlockId => "/flow.access.AccessAPI/GetTransactionResultsByBlockID",
+            Call::ExecutionResultForBlockId => "/flow.access.AccessAPI/GetExecutionResultForBlockID",
+            Call::SubscribeBlockDigests => "/flow.access.AccessAPI/SubscribeBlockDigestsFromStartHeight",
+        })
+    }
+}
+
+/// A node.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Where it is, without whatever of its address is secret.
+    pub name: String,
+    /// The heights that it is asked for.
+    pub first_height: u64,
+    /// See [`NodeConfig::end_height_exclusive`].
+    pub end_height_exclusive: Option<u64>,
+    grpc: Grpc<Channel>,
+    pace: Pace,
+    places: Semaphore,
+    timeout: Duration,
+}
+
+/// What every refusal is, once it is known what it means.
+pub(super) type Answer<T> = std::result::Result<T, Refusal>;
+
+impl Node {
+    /// Connects when it is first asked.
+    pub fn new(node: &NodeConfig, config: &FlowConfig) -> Result<Node> {
+        let name = format!(
+            "{}:{}",
+            node.url.host_str().unwrap_or("?"),
+            node.url.port_or_known_default().unwrap_or(0)
+        );
+        let endpoint = Endpoint::from_shared(node.url.to_string())
+            .map_err(|error| SourceError::Invalid(format!("{name}: {error}")))?
+            .connect_timeout(Duration::from_millis(config.request_timeout_ms))
+            .http2_keep_alive_interval(Duration::from_secs(20))
+            .tcp_nodelay(true);
+        let grpc = Grpc::new(endpoint.connect_lazy()).max_decoding_message_size(config.max_response_bytes);
+        Ok(Node {
+            name,
+            first_height: node.first_height.unwrap_or(0),
+            end_height_exclusive: node.end_height_exclusive,
+            grpc,
+            pace: Pace::new(node.requests_per_s),
+            places: Semaphore::new(config.requests_in_flight.max(1)),
+            timeout: Duration::from_millis(config.request_timeout_ms),
+        })
+    }
+
+    /// Whether it is asked for this height.
+    pub fn serves(&self, height: u64) -> bool {
+        height >= self.first_height && self.end_height_exclusive.is_none_or(|end| height < end)
+    }
+
+    /// One question. What the answer holds as bytes is not copied.
+    pub async fn ask<Q, A>(&self, call: Call, question: Q) -> Answer<A>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default,
+    {
+        let answer = self.ask_raw(call, question).await?;
+        A::decode(answer)
+            .map_err(|error| Refusal::Transient(format!("the answer to {call:?} is malformed: {error}")))
+    }
+
+    /// One question, and the answer as it came. One that is refused for coming too soon is asked again a few times, after what
+    /// the pace makes it wait: what was answered beside it is not thrown away.
+    pub async fn ask_raw<Q: Message + Clone + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
+        let _place = self.places.acquire().await.map_err(|closed| Refusal::Transient(closed.to_string()))?;
+        let mut tries = 0;
+        loop {
+            let refusal = match self.ask_once(call, question.clone()).await {
+                Err(refusal @ Refusal::RateLimited(_)) => refusal,
+                other => {
+                    self.pace.answered();
+                    return other;
+                }
+            };
+            metrics::counter!("cairn_source_rate_limited_total", "endpoint" => self.name.clone())
+                .increment(1);
+            self.pace.refused();
+            tries += 1;
+            if tries >= RATE_LIMITED_TRIES {
+                return Err(refusal);
+            }
+        }
+    }
+
+    async fn ask_once<Q: Message + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
+        self.pace.slot().await;
+        metrics::counter!("cairn_source_requests_total", "endpoint" => self.name.clone()).increment(1);
+        let mut grpc = self.grpc.clone();
+        let asking = async {
+            grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            grpc.unary(Request::new(question), call.path(), Plain::<Q>::default()).await
+        };
+        match tokio::time::timeout(self.timeout, asking).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(classify(&status)),
+            Err(_) => {
+                let timeout_ms = self.timeout.as_millis();
+                Err(Refusal::Transient(format!("no answer to {call:?} within {timeout_ms} ms")))
+            }
+        }
+    }
+
+    /// Returns when the node announces a sealed block from `height` up, or at most after `at_most`. A hint.
+    pub async fn announced(&self, height: u64, at_most: Duration) {
+        let request = proto::SubscribeBlockDigestsRequest {
+            start_block_height: height,
+            block_status: proto::BlockStatus::Sealed as i32,
+        };
+        let hearing = async {
+            self.pace.slot().await;
+            let mut grpc = self.grpc.clone();
+            grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            let path = Call::SubscribeBlockDigests.path();
+            let mut stream =
+                grpc.server_streaming(Request::new(request), path, Plain::default()).await?.into_inner();
+            stream.message().await
+        };
+        let deadline = tokio::time::Instant::now() + at_most;
+        match tokio::time::timeout_at(deadline, hearing).await {
+            Ok(Ok(Some(_))) | Err(_) => {}
+            // It has no streams, or this one broke: what is left of the time is waited for.
+            Ok(Ok(None) | Err(_)) => tokio::time::sleep_until(deadline).await,
+        }
+    }
+
+    /// A refusal as an error; "not there" is none.
+    pub fn absent<T>(&self, answer: Answer<T>) -> Result<Option<T>> {
+        match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(refusal) => match refusal.into_error(&self.name) {
+                None => Ok(None),
+                Some(error) => Err(error),
+            },
+        }
+    }
+
+    /// What the codec says of an answer.
+    pub fn refused(&self, height: u64, error: &cairn_flow::FlowError) -> SourceError {
+        debug_assert!(matches!(error.kind(), ErrorKind::Retry | ErrorKind::Wait));
+        SourceError::Inconsistent {
+            endpoint: self.name.clone(),
+            height: cairn_core::Height(height),
+            check: "flow_block".into(),
+            message: error.to_string(),
+        }
+    }
+}

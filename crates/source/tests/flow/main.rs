@@ -1,0 +1,214 @@
+//! The Flow source against an access node on loopback.
+
+#[path = "../../../flow/tests/support/mod.rs"]
+mod blocks;
+mod node;
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cairn_core::{ErrorKind, Height, HeightRange};
+use cairn_flow::{Checks, Network};
+use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
+use cairn_source::{ChainSource, SourceError};
+use node::{Chain, FlowNode, linked_blocks};
+
+fn config(nodes: &[(&FlowNode, Option<u64>, Option<u64>)]) -> FlowConfig {
+    let nodes = nodes.iter().map(|(node, first_height, end_height_exclusive)| NodeConfig {
+        first_height: *first_height,
+        end_height_exclusive: *end_height_exclusive,
+        requests_per_s: 0,
+        ..NodeConfig::new(node.url.parse().expect("a URL"))
+    });
+    FlowConfig { finality_heights: 5, ..FlowConfig::new(Network::Emulator, nodes.collect()) }
+}
+
+async fn one(node: &FlowNode) -> FlowSource {
+    FlowSource::connect(config(&[(node, None, None)])).await.expect("connects")
+}
+
+fn range(from: u64, to_inclusive: u64) -> HeightRange {
+    HeightRange::inclusive(Height(from), Height(to_inclusive))
+}
+
+#[tokio::test]
+async fn blocks_come_whole_and_linked_with_heads_and_finality() {
+    let node = FlowNode::start(Chain::new(linked_blocks(10..=40, &[2, 1], 2))).await;
+    let source = one(&node).await;
+    assert_eq!(source.chain_id().await.expect("is known"), Network::Emulator.chain_number());
+    assert_eq!(source.first_height(), Height(10));
+    let heads = source.heads().await.expect("answers");
+    assert_eq!(
+        (heads.latest.block.height, heads.finalized.map(|block| block.height)),
+        (Height(40), Some(Height(35)))
+    );
+    let blocks = source.blocks(range(10, 60)).await.expect("answers");
+    assert_eq!(blocks.len(), 31, "what is there, and no more");
+    for (block, height) in blocks.iter().zip(10..) {
+        assert_eq!((block.facts.height, block.facts.tx_count, block.facts.log_count), (Height(height), 4, 8));
+        assert_eq!(Checks::from_bits_truncate(block.facts.unverified), Checks::BLOCK_ID);
+    }
+    let linked = source.linked_ref(Height(20)).await.expect("answers").expect("is there");
+    assert_eq!(linked, blocks[10].facts.linked_ref());
+    assert_eq!(source.linked_ref(Height(41)).await.expect("answers"), None, "not yet");
+}
+
+#[tokio::test]
+async fn f02_a_range_over_two_sporks_is_asked_of_both() {
+    let old = FlowNode::start(Chain::new(linked_blocks(1..=100, &[1], 1))).await;
+    let live = FlowNode::start(Chain::new(linked_blocks(101..=120, &[1], 1))).await;
+    let source = FlowSource::connect(config(&[(&old, Some(1), Some(101)), (&live, None, None)]))
+        .await
+        .expect("connects");
+    let blocks = source.blocks(range(90, 110)).await.expect("answers");
+    assert_eq!(blocks.len(), 21);
+    assert!(blocks.windows(2).all(|two| two[1].facts.parent_id == two[0].facts.id));
+    assert_eq!(
+        (old.asked("GetBlockByHeight"), live.asked("GetBlockByHeight")),
+        (11, 10),
+        "none of the wrong one"
+    );
+    // Above the tip is "not yet"; below every root is a mistake in the configuration.
+    assert_eq!(source.blocks(range(121, 125)).await.expect("answers"), []);
+    let error = source.blocks(range(0, 5)).await.expect_err("is refused");
+    assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("height 0"), "{error}");
+}
+
+#[tokio::test]
+async fn f02_a_node_that_begins_above_what_it_is_configured_for_is_refused_at_start() {
+    let live = FlowNode::start(Chain::new(linked_blocks(101..=120, &[1], 1))).await;
+    let error = FlowSource::connect(config(&[(&live, Some(90), None)])).await.expect_err("is refused");
+    assert!(error.to_string().contains("none below 101"), "{error}");
+}
+
+#[tokio::test]
+async fn f03_results_that_are_too_large_together_are_asked_for_one_by_one() {
+    let mut blocks = linked_blocks(20..=21, &[3], 2);
+    let large = blocks.get_mut(&20).expect("is there");
+    large.transactions[1].1.events[0].payload = Bytes::from(vec![b' '; 18 << 20]);
+    let whole = cairn_flow::assemble(&large.parts()).expect("is whole");
+    let node = FlowNode::start(Chain { max_answer_bytes: 19 << 20, ..Chain::new(blocks.clone()) }).await;
+    let source = one(&node).await;
+    assert_eq!(source.blocks(range(20, 21)).await.expect("answers").len(), 2);
+    assert_eq!(node.asked("GetTransactionResultByIndex"), 0, "it fits into one answer");
+    let small =
+        FlowNode::start(Chain { max_answer_bytes: (18 << 20) + 600, ..Chain::new(blocks.clone()) }).await;
+    let answer = one(&small).await.blocks(range(20, 21)).await.expect("answers");
+    assert_eq!(small.asked("GetTransactionResultByIndex"), 4, "of the one block");
+    assert_eq!(answer[0], whole);
+    // The limit on our side is told the same way.
+    let mut config = config(&[(&node, None, None)]);
+    config.max_response_bytes = (18 << 20) + 600;
+    let source = FlowSource::connect(config).await.expect("connects");
+    assert_eq!(source.blocks(range(20, 21)).await.expect("answers")[0], whole);
+    assert_eq!(node.asked("GetTransactionResultByIndex"), 4);
+}
+
+#[tokio::test]
+async fn a_bulk_call_that_breaks_over_one_transaction_is_gone_around() {
+    let node =
+        FlowNode::start(Chain { is_bulk_broken: true, ..Chain::new(linked_blocks(20..=22, &[2], 1)) }).await;
+    assert_eq!(one(&node).await.blocks(range(20, 22)).await.expect("answers").len(), 3);
+}
+
+#[tokio::test]
+async fn a_node_of_an_old_spork_is_asked_by_collection() {
+    let mut blocks = linked_blocks(20..=20, &[2, 3], 1);
+    let draft = blocks.get_mut(&20).expect("is there");
+    draft.transactions.pop();
+    draft.execution_result = None;
+    let whole = cairn_flow::assemble(&draft.parts()).expect("is whole");
+    let node = FlowNode::start(Chain { is_old: true, ..Chain::new(blocks) }).await;
+    let answer = one(&node).await.blocks(range(20, 20)).await.expect("answers");
+    assert_eq!(answer.len(), 1);
+    assert_eq!((answer[0].facts, &answer[0].transactions), (whole.facts, &whole.transactions));
+    assert!(Checks::from_bits_truncate(answer[0].facts.unverified).contains(Checks::SYSTEM_MISSING));
+}
+
+#[tokio::test]
+async fn a_block_that_a_node_cuts_short_in_silence_is_not_taken() {
+    let mut blocks = linked_blocks(20..=22, &[2, 1], 1);
+    let short = blocks.get_mut(&21).expect("is there");
+    short.transactions.remove(2);
+    short.transactions[2].1.events[0].transaction_index = 2;
+    let node = FlowNode::start(Chain::new(blocks)).await;
+    let source = one(&node).await;
+    assert_eq!(source.blocks(range(20, 22)).await.expect("answers").len(), 1, "what comes before it");
+    assert_eq!(source.blocks(range(21, 22)).await.expect("answers"), [], "and it is asked for again");
+}
+
+#[tokio::test]
+async fn e09_a_block_that_contradicts_itself_names_the_node() {
+    let mut blocks = linked_blocks(20..=20, &[2], 1);
+    blocks.get_mut(&20).expect("is there").transactions[0].0.gas_limit += 1;
+    let node = FlowNode::start(Chain::new(blocks)).await;
+    let error = one(&node).await.blocks(range(20, 20)).await.expect_err("is refused");
+    assert!(matches!(error, SourceError::Inconsistent { height: Height(20), .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Retry);
+    assert!(error.to_string().contains("127.0.0.1"), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_of_another_network_is_refused() {
+    let node =
+        FlowNode::start(Chain { network: "flow-mainnet", ..Chain::new(linked_blocks(1..=2, &[1], 0)) }).await;
+    let error = FlowSource::connect(config(&[(&node, None, None)])).await.expect_err("is refused");
+    assert_eq!(error.kind(), ErrorKind::Halt, "{error}");
+    let node =
+        FlowNode::start(Chain { network: "flow-elsewhere", ..Chain::new(linked_blocks(1..=2, &[1], 0)) })
+            .await;
+    let error = FlowSource::connect(config(&[(&node, None, None)])).await.expect_err("is refused");
+    assert!(error.to_string().contains("flow-elsewhere"), "{error}");
+}
+
+#[tokio::test]
+async fn a_rate_limit_is_kept_and_no_request_wasted() {
+    let blocks = linked_blocks(1..=60, &[1], 1);
+    // A second's worth of slots never holds more than the limit, whatever moment the node counts from.
+    let node = FlowNode::start(Chain { requests_per_s: Some(101), ..Chain::new(blocks) }).await;
+    let mut config = config(&[(&node, None, None)]);
+    config.nodes[0].requests_per_s = 100;
+    let source = FlowSource::connect(config).await.expect("connects");
+    let mut next = 1;
+    while next <= 60 {
+        next += source.blocks(range(next, 60)).await.expect("answers").len() as u64;
+    }
+    assert_eq!(node.chain.lock().expect("not poisoned").refused, 0);
+}
+
+#[tokio::test]
+async fn a_refused_pace_is_waited_for_and_nothing_is_lost() {
+    let node =
+        FlowNode::start(Chain { requests_per_s: Some(40), ..Chain::new(linked_blocks(1..=20, &[1], 1)) })
+            .await;
+    let source = one(&node).await;
+    let mut next = 1;
+    let until = Instant::now() + Duration::from_secs(60);
+    while next <= 20 && Instant::now() < until {
+        match source.blocks(range(next, 20)).await {
+            Ok(blocks) => next += blocks.len() as u64,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
+        }
+    }
+    assert_eq!(next, 21);
+    assert!(node.chain.lock().expect("not poisoned").refused > 0);
+}
+
+#[tokio::test]
+async fn a_new_block_wakes_and_a_node_without_streams_only_polls() {
+    let node = FlowNode::start(Chain::new(linked_blocks(1..=20, &[1], 1))).await;
+    let source = one(&node).await;
+    source.heads().await.expect("answers");
+    let chain = node.chain.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        chain.lock().expect("not poisoned").blocks.extend(linked_blocks(21..=21, &[1], 1));
+    });
+    let begun = Instant::now();
+    source.wait_for_head(30_000).await;
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    source.heads().await.expect("answers");
+    let begun = Instant::now();
+    source.wait_for_head(200).await;
+    assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+}
