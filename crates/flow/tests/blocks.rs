@@ -116,7 +116,7 @@ fn missing_results_are_an_error_and_never_empty_ones() {
 }
 
 #[test]
-fn e09_answers_of_another_block_are_refused() {
+fn answers_of_another_block_are_refused() {
     let errors = [
         refused(|draft| draft.transactions[0].1.block_id = Bytes::from(vec![1; 32])),
         refused(|draft| draft.transactions[0].1.block_height = 21),

@@ -138,7 +138,7 @@ async fn a_block_that_a_node_cuts_short_in_silence_is_not_taken() {
 }
 
 #[tokio::test]
-async fn e09_a_block_that_contradicts_itself_names_the_node() {
+async fn a_block_that_contradicts_itself_names_the_node() {
     let mut blocks = linked_blocks(20..=20, &[2], 1);
     blocks.get_mut(&20).expect("is there").transactions[0].0.gas_limit += 1;
     let node = FlowNode::start(Chain::new(blocks)).await;
