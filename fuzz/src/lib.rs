@@ -2,15 +2,20 @@
 
 use std::io::Cursor;
 
+use alloy_primitives::{Address, B256};
 use bytes::{Buf, Bytes};
-use cairn_core::{RawBlock, StoredBlock};
+use cairn_core::{BlockLayout, RawBlock, StoredBlock};
 use cairn_evm::{
-    Arguments, BlockSelector, BlockView, ChainProfile, Checks, ConsensusBlock, FilterLimits, ForkSchedule,
-    LogFilter, SendersAre, TagHeights, chain_config_json, check_block, check_block_with, from_consensus,
-    from_rpc, genesis_block, linked_ref_from_rpc, log_terms_of_receipts, parse_address, parse_block_at,
-    parse_count, parse_data, parse_filter, parse_percentiles, parse_quantity, parse_quantity_u256,
-    resolve_range,
+    Arguments, BlockSelector, BlockView, ChainProfile, Checks, ConsensusBlock, DecodedLog, FilterLimits,
+    ForkSchedule, LogFilter, SendersAre, TagHeights, chain_config_json, check_block, check_block_with,
+    from_consensus, from_rpc, genesis_block, linked_ref_from_rpc, log_terms_of_receipts, parse_address,
+    parse_block_at, parse_count, parse_data, parse_filter, parse_percentiles, parse_quantity,
+    parse_quantity_u256, resolve_range,
 };
+use cairn_explorer::decode::TextLimit;
+use cairn_explorer::decode::evm::transfers::WrappedTokens;
+use cairn_explorer::decode::evm::{calls, transfers};
+use cairn_flow::{BlockParts, CdcValue, EventType, FlowLayout, Network, assemble};
 use cairn_source::evm::file::{scan_blocks, scan_receipts};
 use serde_json::Value;
 
@@ -122,15 +127,7 @@ pub fn json_block(data: &[u8]) {
 
 /// Asks everything of a block that was accepted.
 fn serve(raw: &RawBlock) -> BlockView {
-    let stored = StoredBlock {
-        facts: raw.facts,
-        transactions: raw.transactions.clone(),
-        header: raw.header.clone(),
-        body: raw.body.clone(),
-        receipts: raw.receipts.clone(),
-        extras: raw.extras.clone(),
-        traces: raw.traces.clone(),
-    };
+    let stored = stored(raw);
     let schedule = ForkSchedule::known(1);
     let view = BlockView::decode(stored, schedule.as_ref()).expect("an accepted block is readable");
     let _ = view.block_json(true);
@@ -149,4 +146,90 @@ fn serve(raw: &RawBlock) -> BlockView {
         let _ = view.ommer_json(index);
     }
     view
+}
+
+/// A log: its number of topics (one byte, at most 4), the topics, its data. Then its data as an answer of a token to a call.
+pub fn token_log(data: &[u8]) {
+    let Some((&count, mut rest)) = data.split_first() else { return };
+    let mut topics = Vec::new();
+    for _ in 0..count.min(4) {
+        let Some((topic, after)) = rest.split_first_chunk::<32>() else { break };
+        topics.push(B256::from(*topic));
+        rest = after;
+    }
+    let log = DecodedLog {
+        log_index: 0,
+        address: Address::ZERO,
+        topics,
+        data: Bytes::copy_from_slice(rest).into(),
+    };
+    for wrapped in [WrappedTokens::Off, WrappedTokens::Any] {
+        match transfers::decode(&log, &wrapped) {
+            Ok(Some(event)) => assert!(event.moves.len() <= 10_000.max(rest.len())),
+            Ok(None) => {}
+            Err(error) => assert!(error.to_string().len() < 1000),
+        }
+    }
+    let limit = TextLimit { chars: 20, bytes: 60 };
+    if let Ok(Some(text)) = calls::text(rest, limit) {
+        assert!(text.text.chars().count() <= limit.chars && text.text.len() <= limit.bytes);
+        assert!(!text.text.contains('\0'));
+    }
+    let _ = calls::uint(rest);
+    let _ = calls::decimals(rest);
+    let _ = calls::boolean(rest);
+}
+
+/// Messages of an access node, each with its length (u16, little-endian) before it: a block, an execution result, then transactions and
+/// results in turn.
+pub fn flow_block(data: &[u8]) {
+    let mut rest = Bytes::copy_from_slice(data);
+    let mut part = || {
+        let length = usize::from(rest.try_get_u16_le().ok()?);
+        Some(rest.split_to(length.min(rest.len())))
+    };
+    let (Some(block), Some(execution_result)) = (part(), part()) else { return };
+    let mut parts = BlockParts { block, execution_result: Some(execution_result), ..BlockParts::default() };
+    while let (Some(transaction), Some(result)) = (part(), part()) {
+        parts.transactions.push(transaction);
+        parts.results.push(result);
+    }
+    let Ok(raw) = assemble(&parts) else { return };
+    let slices = FlowLayout::new(Network::Emulator).slices(&raw).expect("what was put together can be cut");
+    assert_eq!(slices.events.len(), raw.facts.log_count as usize);
+    let decoded = cairn_flow::DecodedBlock::decode(&stored(&raw)).expect("what was put together can be read");
+    assert_eq!(decoded.transactions.len(), raw.transactions.len());
+    for (decoded, facts) in decoded.transactions.iter().zip(&raw.transactions) {
+        assert_eq!(decoded.id, facts.id);
+    }
+}
+
+/// JSON-CDC, and the same bytes as a payload and as logs of an EVM transaction.
+pub fn cadence_value(data: &[u8]) {
+    if let Ok(value) = CdcValue::parse(data) {
+        let _ = value.to_flat();
+        if let Some(number) = value.as_number() {
+            let again = serde_json::json!({"type": number.kind, "value": number.text}).to_string();
+            assert_eq!(CdcValue::parse(again.as_bytes()), Ok(value.clone()));
+        }
+        if let Ok(event) = CdcValue::parse_event(data) {
+            let _ = EventType::parse(&event.id);
+            let _ = cairn_flow::evm::Executed::from_event(&event);
+            let _ = cairn_flow::evm::EvmBlock::from_event(&event);
+        }
+    }
+    let _ = cairn_flow::evm::decode_payload(data);
+    let _ = cairn_flow::evm::logs(data);
+}
+
+fn stored(raw: &RawBlock) -> StoredBlock {
+    StoredBlock {
+        facts: raw.facts,
+        transactions: raw.transactions.clone(),
+        header: raw.header.clone(),
+        body: raw.body.clone(),
+        receipts: raw.receipts.clone(),
+        extras: raw.extras.clone(),
+        traces: raw.traces.clone(),
+    }
 }

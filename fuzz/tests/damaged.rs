@@ -1,5 +1,8 @@
 //! The targets over random and damaged inputs, without nightly Rust: a seed is printed with each failure's input.
 
+#[path = "../../crates/flow/tests/support/mod.rs"]
+mod flow_blocks;
+
 use std::io::Read;
 use std::path::PathBuf;
 
@@ -157,4 +160,86 @@ fn damaged_filters() {
     ];
     let seeds: Vec<_> = seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();
     run(cairn_fuzz::rpc_filter, &seeds, JSON_LETTERS);
+}
+
+#[test]
+fn damaged_token_logs() {
+    let letters: Vec<u8> = (0..=255).chain([0x00, 0x20, 0x40, 0x60, 0xff]).collect();
+    let log = |topics: &[[u8; 32]], data: &[u8]| {
+        let mut input = vec![topics.len() as u8];
+        input.extend(topics.iter().flatten());
+        input.extend(data);
+        input
+    };
+    let word = |last: u8| {
+        let mut word = [0; 32];
+        word[31] = last;
+        word
+    };
+    let words = |all: &[u8]| -> Vec<u8> { all.iter().flat_map(|last| word(*last)).collect() };
+    use cairn_explorer::decode::evm::transfers::{
+        CONSECUTIVE_TRANSFER, DEPOSIT, TRANSFER, TRANSFER_BATCH, TRANSFER_SINGLE,
+    };
+    let mut text = words(&[0x20, 5]);
+    text.extend(b"Token");
+    text.resize(96, 0);
+    let seeds = [
+        log(&[TRANSFER.0, word(1), word(2)], &words(&[3])),
+        log(&[TRANSFER.0, word(1), word(2), word(3)], &[]),
+        log(&[TRANSFER.0], &words(&[1, 2, 3])),
+        log(&[TRANSFER_SINGLE.0, word(1), word(2), word(3)], &words(&[7, 1])),
+        log(&[TRANSFER_BATCH.0, word(1), word(2), word(3)], &words(&[0x40, 0xa0, 2, 1, 2, 2, 5, 6])),
+        log(&[CONSECUTIVE_TRANSFER.0, word(1), word(2), word(3)], &words(&[9])),
+        log(&[DEPOSIT.0, word(1)], &words(&[9])),
+        log(&[], &text),
+    ];
+    run(cairn_fuzz::token_log, &seeds, &letters);
+}
+
+#[test]
+fn damaged_flow_blocks() {
+    let letters: Vec<u8> = (0..=255).chain([0x0a, 0x12, 0x1a, 0x20, 0x22, 0x3a]).collect();
+    let input = |draft: &flow_blocks::Draft| {
+        let parts = draft.parts();
+        let mut all = vec![parts.block, parts.execution_result.unwrap_or_default()];
+        all.extend(
+            parts
+                .transactions
+                .into_iter()
+                .zip(parts.results)
+                .flat_map(|(transaction, result)| [transaction, result]),
+        );
+        let mut input = Vec::new();
+        for part in all {
+            input.extend_from_slice(&u16::try_from(part.len()).expect("short").to_le_bytes());
+            input.extend_from_slice(&part);
+        }
+        input
+    };
+    let drafts = [
+        flow_blocks::Draft::new(20, &[1], 1),
+        flow_blocks::Draft::new(21, &[2, 1], 2),
+        flow_blocks::Draft::new(22, &[], 0),
+    ];
+    let seeds: Vec<_> = drafts.iter().map(input).collect();
+    run(cairn_fuzz::flow_block, &seeds, &letters);
+}
+
+#[test]
+fn damaged_cadence_values() {
+    let field =
+        |name: &str, kind: &str, value: Value| json!({"name": name, "value": {"type": kind, "value": value}});
+    let bytes = |count: usize| json!(vec![json!({"type": "UInt8", "value": "7"}); count]);
+    let seeds = [
+        json!({"type": "UFix64", "value": "184467440737.09551615"}),
+        json!({"type": "Int256", "value": "-57896044618658097711785492504343953926634992332820282019728792003956564819968"}),
+        json!({"type": "Event", "value": {"id": "A.0000000000000001.EVM.TransactionExecuted", "fields": [
+            field("hash", "Array", bytes(32)), field("index", "UInt16", json!("1")), field("type", "UInt8", json!("255")),
+            field("payload", "Array", bytes(40)), field("errorCode", "UInt16", json!("0")), field("gasConsumed", "UInt64", json!("1")),
+            field("contractAddress", "String", json!("0x")), field("blockHeight", "UInt64", json!("5"))]}}),
+        json!({"type": "Dictionary", "value": [{"key": {"type": "Address", "value": "0x1"},
+            "value": {"type": "Type", "value": {"staticType": {"kind": "Optional", "type": {"kind": "Int"}}}}}]}),
+    ];
+    let seeds: Vec<_> = seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();
+    run(cairn_fuzz::cadence_value, &seeds, JSON_LETTERS);
 }
