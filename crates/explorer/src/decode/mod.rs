@@ -1,6 +1,7 @@
 //! Reading what strangers wrote: token events, return data, names.
 
 pub mod evm;
+pub mod flow;
 mod text;
 
 pub use text::{CleanText, TextLimit, clean, clean_bytes};

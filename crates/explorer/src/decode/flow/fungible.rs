@@ -1,0 +1,185 @@
+//! Fungible tokens: withdrawals and deposits paired to movements.
+//!
+//! In the new form each vault has an id, so tokens are followed from vault to vault, through splits and merges that belong to no account.
+//! In the old form a deposit takes the withdrawal of the same amount, else the oldest that are left.
+//!
+//! Whatever the pairing, **an account loses what was withdrawn from it and gains what was deposited to it**: what is left over at the end is a
+//! movement to nobody, and what came from nowhere is a mint.
+
+use std::collections::BTreeMap;
+
+use cairn_flow::FlowAddress;
+
+use super::lots::{Lot, Lots};
+use super::tokens::{FtKind, FtMove, Said};
+
+/// The two vaults of an event: the one that it is of, and the one that left it or went into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Vault {
+    pub of: u64,
+    pub moved: u64,
+}
+
+/// One token's tokens on their way.
+#[derive(Debug, Default)]
+struct Token {
+    /// By vault, in the new form.
+    vaults: BTreeMap<u64, Lots>,
+    /// Those without a vault, in the old form.
+    pool: Lots,
+}
+
+/// All fungible tokens of one transaction.
+#[derive(Debug, Default)]
+pub(super) struct Fungible {
+    tokens: BTreeMap<String, Token>,
+    moves: Vec<FtMove>,
+    fees: Vec<(u32, u64)>,
+}
+
+impl Fungible {
+    /// Hears the next event.
+    pub fn hear(&mut self, event_index: u32, contract: &str, said: &Said) {
+        match *said {
+            Said::Fee { amount } => self.fees.push((event_index, amount)),
+            Said::Withdrawn { vault, amount, from } => {
+                self.withdrawn(event_index, contract, vault, amount, from)
+            }
+            Said::Deposited { vault, amount, to } => self.deposited(event_index, contract, vault, amount, to),
+            // A mint in the new form is a deposit that came from nowhere: there only the pool of the old form needs to know.
+            Said::Minted { amount } => {
+                let lot = Lot { origin: None, amount: amount.into(), event_index };
+                self.token(contract).pool.put(lot);
+            }
+            Said::Burned { vault, amount } => {
+                let token = self.token(contract);
+                let taken = match vault {
+                    Some(vault) => token.vaults.entry(vault).or_default().take(amount.into()),
+                    None => token.from_pool(amount),
+                };
+                self.ended(event_index, contract, taken, None, FtKind::Burn);
+            }
+            Said::ItemWithdrawn { .. } | Said::ItemDeposited { .. } => {}
+        }
+    }
+
+    fn token(&mut self, contract: &str) -> &mut Token {
+        self.tokens.entry(contract.to_owned()).or_default()
+    }
+
+    fn withdrawn(
+        &mut self,
+        event_index: u32,
+        contract: &str,
+        vault: Option<Vault>,
+        amount: u64,
+        from: Option<FlowAddress>,
+    ) {
+        let token = self.token(contract);
+        let amount = u128::from(amount);
+        match (vault, from) {
+            (None, Some(_)) => token.pool.put(Lot { origin: from, amount, event_index }),
+            // A split of what is on its way already.
+            (None, None) => {}
+            (Some(vault), Some(_)) => {
+                token.vaults.entry(vault.moved).or_default().put(Lot { origin: from, amount, event_index });
+            }
+            (Some(vault), None) => {
+                let taken = token.vaults.entry(vault.of).or_default().take(amount);
+                let to = token.vaults.entry(vault.moved).or_default();
+                taken.into_iter().for_each(|lot| to.put(lot));
+            }
+        }
+    }
+
+    fn deposited(
+        &mut self,
+        event_index: u32,
+        contract: &str,
+        vault: Option<Vault>,
+        amount: u64,
+        to: Option<FlowAddress>,
+    ) {
+        let token = self.token(contract);
+        let mut taken = match (vault, to) {
+            (None, None) => return,
+            (None, Some(_)) => token.from_pool(amount),
+            (Some(vault), _) => token.vaults.entry(vault.moved).or_default().take(amount.into()),
+        };
+        if to.is_none() {
+            // Into a vault that is on its way itself.
+            if let Some(vault) = vault {
+                let into = token.vaults.entry(vault.of).or_default();
+                taken.into_iter().for_each(|lot| into.put(lot));
+            }
+            return;
+        }
+        let known: u128 = taken.iter().map(|lot| lot.amount).sum();
+        if known < u128::from(amount) {
+            taken.push(Lot { origin: None, amount: u128::from(amount) - known, event_index });
+        }
+        self.ended(event_index, contract, taken, to, FtKind::Transfer);
+    }
+
+    /// Tokens that arrived, or are gone. Those that neither came from an account nor reached one are nobody's movement.
+    fn ended(
+        &mut self,
+        event_index: u32,
+        contract: &str,
+        lots: Vec<Lot>,
+        to: Option<FlowAddress>,
+        kind: FtKind,
+    ) {
+        let first = self.moves.iter().filter(|one| one.event_index == event_index).count();
+        let lots = lots.into_iter().filter(|lot| lot.origin.is_some() || to.is_some());
+        for (sub_index, lot) in (first as u32..).zip(lots) {
+            let kind = if lot.origin.is_none() { FtKind::Mint } else { kind };
+            self.moves.push(FtMove {
+                token: contract.to_owned(),
+                from: lot.origin,
+                to,
+                // At most what one event said.
+                amount: u64::try_from(lot.amount).unwrap_or(u64::MAX),
+                kind,
+                event_index,
+                sub_index,
+            });
+        }
+    }
+
+    /// All movements, by event; what is still on its way left its account.
+    pub fn end(mut self, flow: &str) -> Vec<FtMove> {
+        let tokens = std::mem::take(&mut self.tokens);
+        for (contract, token) in tokens {
+            let rest = token.vaults.into_values().flat_map(Lots::rest).chain(token.pool.rest());
+            let mut rest: Vec<Lot> = rest.collect();
+            rest.sort_by_key(|lot| lot.event_index);
+            for lot in rest {
+                self.ended(lot.event_index, &contract, vec![lot], None, FtKind::Withdrawal);
+            }
+        }
+        self.moves.sort_by_key(|one| (one.event_index, one.sub_index));
+        for (fee_index, amount) in &self.fees {
+            let paid = self.moves.iter_mut().rev().find(|one| {
+                one.token == flow
+                    && one.event_index < *fee_index
+                    && one.amount == *amount
+                    && one.kind == FtKind::Transfer
+            });
+            if let Some(paid) = paid {
+                paid.kind = FtKind::Fee;
+            }
+        }
+        self.moves
+    }
+}
+
+impl Token {
+    /// The withdrawal of the same amount, else the oldest that are left.
+    fn from_pool(&mut self, amount: u64) -> Vec<Lot> {
+        match self.pool.take_exactly(amount.into()) {
+            Some(lot) => vec![lot],
+            None => self.pool.take(amount.into()),
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The token events of one transaction: which forms there are, and which of two forms of the same event counts.
+//!
+//! | form | fungible | non-fungible |
+//! | --- | --- | --- |
+//! | new (Cadence 1.0): the standard's contract emits, and names the type | `FungibleToken.Withdrawn`, `Deposited`, `Burned` | `NonFungibleToken.Withdrawn`, `Deposited` |
+//! | old: the token's own contract emits | `TokensWithdrawn`, `TokensDeposited`, `TokensMinted`, `TokensBurned` | `Withdraw`, `Deposit` |
+//!
+//! Some contracts (FlowToken among them) emit both: where a transaction has the new form of a contract's events, its old ones aren't
+//! counted a second time. Tokens without events of their own have the new form alone.
+
+use std::collections::BTreeSet;
+
+use cairn_flow::cdc::{CdcValue, Composite};
+use cairn_flow::{DecodedEvent, EventType, FlowAddress, Network};
+
+use super::fungible::{Fungible, Vault};
+use super::non_fungible::NonFungible;
+
+/// What became of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FtKind {
+    /// They came from no account that the transaction took them from.
+    Mint,
+    /// From one account to another, or to itself.
+    Transfer,
+    /// They were destroyed.
+    Burn,
+    /// They left an account and reached none: they lie in some other resource.
+    Withdrawal,
+    /// The transaction's fee. A movement like any other for balances; lists of transfers leave it out.
+    Fee,
+}
+
+/// A movement of fungible tokens. One of `from` and `to` is an account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FtMove {
+    /// The contract, as `A.<address>.<name>`.
+    pub token: String,
+    /// Whose they were.
+    pub from: Option<FlowAddress>,
+    /// Whose they are.
+    pub to: Option<FlowAddress>,
+    /// How many, in units of 10^-8.
+    pub amount: u64,
+    /// What became of them.
+    pub kind: FtKind,
+    /// The index of the event that ended the movement.
+    pub event_index: u32,
+    /// Its place among the movements that this event ended.
+    pub sub_index: u32,
+}
+
+/// A movement of one non-fungible token. One of `from` and `to` is an account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NftMove {
+    /// The contract, as `A.<address>.<name>`.
+    pub collection: String,
+    /// Its id in the collection.
+    pub id: u64,
+    /// The resource's id, in the new form.
+    pub uuid: Option<u64>,
+    /// Whose it was; `None`: it is new here.
+    pub from: Option<FlowAddress>,
+    /// Whose it is; `None`: it left, or was destroyed.
+    pub to: Option<FlowAddress>,
+    /// The index of the event that ended the movement.
+    pub event_index: u32,
+}
+
+/// A token event that can't be read. It is kept raw; the others of its transaction count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MalformedEvent {
+    /// Its index.
+    pub event_index: u32,
+    /// Its type.
+    pub event_type: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// The movements of one transaction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenMoves {
+    /// Of fungible tokens, by event.
+    pub fungible: Vec<FtMove>,
+    /// Of non-fungible tokens, by event.
+    pub non_fungible: Vec<NftMove>,
+    /// What could not be read.
+    pub malformed: Vec<MalformedEvent>,
+}
+
+/// A token event, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Said {
+    Withdrawn { vault: Option<Vault>, amount: u64, from: Option<FlowAddress> },
+    Deposited { vault: Option<Vault>, amount: u64, to: Option<FlowAddress> },
+    Minted { amount: u64 },
+    Burned { vault: Option<u64>, amount: u64 },
+    ItemWithdrawn { id: u64, uuid: Option<u64>, from: Option<FlowAddress> },
+    ItemDeposited { id: u64, uuid: Option<u64>, to: Option<FlowAddress> },
+    Fee { amount: u64 },
+}
+
+#[derive(Debug)]
+struct Read {
+    index: u32,
+    contract: String,
+    is_new_form: bool,
+    said: Said,
+}
+
+impl TokenMoves {
+    /// Of the events of one transaction, in order.
+    pub fn of(events: &[DecodedEvent], network: Network) -> TokenMoves {
+        let mut moves = TokenMoves::default();
+        let mut all = Vec::new();
+        for event in events {
+            match read(event, network) {
+                Ok(None) => {}
+                Ok(Some(read)) => all.push(read),
+                Err(message) => moves.malformed.push(MalformedEvent {
+                    event_index: event.index,
+                    event_type: event.event_type.clone(),
+                    message,
+                }),
+            }
+        }
+        let told_anew: BTreeSet<String> =
+            all.iter().filter(|read| read.is_new_form).map(|read| read.contract.clone()).collect();
+        let mut fungible = Fungible::default();
+        let mut non_fungible = NonFungible::default();
+        for Read { index, contract, is_new_form, said } in all {
+            // A mint has no new form, and a fee no old one.
+            let is_repeated = !is_new_form
+                && told_anew.contains(&contract)
+                && !matches!(said, Said::Minted { .. } | Said::Fee { .. });
+            if !is_repeated {
+                fungible.hear(index, &contract, &said);
+                non_fungible.hear(index, &contract, &said);
+            }
+        }
+        let accounts = network.accounts();
+        let flow = format!("A.{}.FlowToken", accounts.flow_token.bare());
+        moves.fungible = fungible.end(&flow);
+        moves.non_fungible = non_fungible.end();
+        moves
+    }
+}
+
+fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> {
+    let Some(name) = EventType::parse(&event.event_type) else { return Ok(None) };
+    let Some(address) = name.address else { return Ok(None) };
+    let accounts = network.accounts();
+    let standard = match name.contract {
+        "FungibleToken" if address == accounts.fungible_token => true,
+        "NonFungibleToken" if address == accounts.non_fungible_token => true,
+        _ => false,
+    };
+    let is_fee = name.is(accounts.flow_fees, "FlowFees", "FeesDeducted");
+    let is_old = matches!(
+        name.event,
+        "TokensWithdrawn" | "TokensDeposited" | "TokensMinted" | "TokensBurned" | "Withdraw" | "Deposit"
+    );
+    if !standard && !is_old && !is_fee {
+        return Ok(None);
+    }
+    let fields = CdcValue::parse_event(&event.payload).map_err(|error| error.to_string())?;
+    let said = match (standard, name.contract, name.event) {
+        (true, "FungibleToken", "Withdrawn") => Said::Withdrawn {
+            vault: Some(Vault { of: number(&fields, "fromUUID")?, moved: number(&fields, "withdrawnUUID")? }),
+            amount: amount(&fields)?,
+            from: account(&fields, "from")?,
+        },
+        (true, "FungibleToken", "Deposited") => Said::Deposited {
+            vault: Some(Vault { of: number(&fields, "toUUID")?, moved: number(&fields, "depositedUUID")? }),
+            amount: amount(&fields)?,
+            to: account(&fields, "to")?,
+        },
+        (true, "FungibleToken", "Burned") => {
+            Said::Burned { vault: Some(number(&fields, "fromUUID")?), amount: amount(&fields)? }
+        }
+        (true, "NonFungibleToken", "Withdrawn") => Said::ItemWithdrawn {
+            id: number(&fields, "id")?,
+            uuid: Some(number(&fields, "uuid")?),
+            from: account(&fields, "from")?,
+        },
+        (true, "NonFungibleToken", "Deposited") => Said::ItemDeposited {
+            id: number(&fields, "id")?,
+            uuid: Some(number(&fields, "uuid")?),
+            to: account(&fields, "to")?,
+        },
+        (true, ..) => return Ok(None),
+        _ if is_fee => Said::Fee { amount: amount(&fields)? },
+        (_, _, "TokensWithdrawn") => {
+            Said::Withdrawn { vault: None, amount: amount(&fields)?, from: account(&fields, "from")? }
+        }
+        (_, _, "TokensDeposited") => {
+            Said::Deposited { vault: None, amount: amount(&fields)?, to: account(&fields, "to")? }
+        }
+        (_, _, "TokensMinted") => Said::Minted { amount: amount(&fields)? },
+        (_, _, "TokensBurned") => Said::Burned { vault: None, amount: amount(&fields)? },
+        // Any contract may call an event so: only one that is shaped like the standard's is an item's.
+        (_, _, "Withdraw") if is_item(&fields, "from") => {
+            Said::ItemWithdrawn { id: number(&fields, "id")?, uuid: None, from: account(&fields, "from")? }
+        }
+        (_, _, "Deposit") if is_item(&fields, "to") => {
+            Said::ItemDeposited { id: number(&fields, "id")?, uuid: None, to: account(&fields, "to")? }
+        }
+        _ => return Ok(None),
+    };
+    let contract =
+        if standard { contract_of_type(&fields)? } else { format!("A.{}.{}", address.bare(), name.contract) };
+    Ok(Some(Read { index: event.index, contract, is_new_form: standard, said }))
+}
+
+fn is_item(fields: &Composite, party: &str) -> bool {
+    let is_number = |value: &CdcValue| value.as_number().is_some_and(|number| number.kind == "UInt64");
+    fields.field("id").is_some_and(is_number) && matches!(fields.field(party), Some(CdcValue::Optional(_)))
+}
+
+/// `A.<address>.<contract>.<type>` without the type.
+fn contract_of_type(fields: &Composite) -> Result<String, String> {
+    let name = fields.field("type").and_then(CdcValue::as_str).ok_or("it names no type")?;
+    let parsed = EventType::parse(name).and_then(|parsed| Some((parsed.address?, parsed.contract)));
+    let (address, contract) = parsed.ok_or_else(|| format!("{name:.200} is no type of a contract"))?;
+    Ok(format!("A.{}.{contract}", address.bare()))
+}
+
+fn number(fields: &Composite, name: &str) -> Result<u64, String> {
+    let number = fields.field(name).and_then(CdcValue::unwrapped).and_then(CdcValue::as_number);
+    number.and_then(|number| number.to_u64()).ok_or_else(|| format!("its {name} is missing or no UInt64"))
+}
+
+fn amount(fields: &Composite) -> Result<u64, String> {
+    let number = fields.field("amount").and_then(CdcValue::as_number);
+    let units = number.filter(|number| number.kind == "UFix64").and_then(|number| number.to_scaled(8));
+    units
+        .and_then(|units| u64::try_from(units).ok())
+        .ok_or_else(|| "its amount is missing or no UFix64".into())
+}
+
+fn account(fields: &Composite, name: &str) -> Result<Option<FlowAddress>, String> {
+    match fields.field(name) {
+        None => Err(format!("it has no {name}")),
+        Some(value) => match value.unwrapped() {
+            None => Ok(None),
+            Some(value) => value.as_address().map(Some).ok_or_else(|| format!("its {name} is no address")),
+        },
+    }
+}
