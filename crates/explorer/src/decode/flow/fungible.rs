@@ -55,7 +55,7 @@ impl Fungible {
                 let token = self.token(contract);
                 let taken = match vault {
                     Some(vault) => token.vaults.entry(vault).or_default().take(amount.into()),
-                    None => token.from_pool(amount),
+                    None => token.take_from_pool(amount),
                 };
                 self.ended(event_index, contract, taken, None, FtKind::Burn);
             }
@@ -103,7 +103,7 @@ impl Fungible {
         let token = self.token(contract);
         let mut taken = match (vault, to) {
             (None, None) => return,
-            (None, Some(_)) => token.from_pool(amount),
+            (None, Some(_)) => token.take_from_pool(amount),
             (Some(vault), _) => token.vaults.entry(vault.moved).or_default().take(amount.into()),
         };
         if to.is_none() {
@@ -176,7 +176,7 @@ impl Fungible {
 
 impl Token {
     /// The withdrawal of the same amount, else the oldest that are left.
-    fn from_pool(&mut self, amount: u64) -> Vec<Lot> {
+    fn take_from_pool(&mut self, amount: u64) -> Vec<Lot> {
         match self.pool.take_exactly(amount.into()) {
             Some(lot) => vec![lot],
             None => self.pool.take(amount.into()),
