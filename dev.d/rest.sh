@@ -3,13 +3,13 @@
 
 SERVER_STAGES+=(rest)
 
-# rest_caught_up URL: every worker has done the newest block.
+# rest_caught_up URL TIP: the newest block is TIP, and every worker has done it.
 rest_caught_up() {
-  curl -fsS --max-time 5 "$1/v1/status" | python3 -c '
-import json, sys
+  curl -fsS --max-time 5 "$1/v1/status" | TIP="$2" python3 -c '
+import json, os, sys
 data = json.load(sys.stdin)["data"]
 workers = (data["derived"] or {"workers": []})["workers"]
-sys.exit(not workers or data["raw_tip_height"] != "200" or any(worker["lag_blocks"] != "0" for worker in workers))'
+sys.exit(not workers or data["raw_tip_height"] != os.environ["TIP"] or any(worker["lag_blocks"] != "0" for worker in workers))'
 }
 
 # A synthetic chain that stands still, derived whole; then schemathesis against its own document.
@@ -24,7 +24,7 @@ stage_rest() {
   echo $! > "$dir/pid"
   # shellcheck disable=SC2064
   trap "stop_pid '$dir/pid'; rm -rf '$dir'" EXIT
-  if ! wait_for 120 rest_caught_up "$url"; then
+  if ! wait_for 120 rest_caught_up "$url" 200; then
     tail -n 40 "$dir/cairn.log" >&2
     die "the demo did not derive its chain within two minutes"
   fi

@@ -19,6 +19,7 @@ pub struct Cairn {
     rpc_port: u16,
     http_port: u16,
     http: reqwest::Client,
+    environment: Vec<(String, String)>,
 }
 
 impl Cairn {
@@ -31,7 +32,14 @@ impl Cairn {
             rpc_port: free_port()?,
             http_port: free_port()?,
             http: reqwest::Client::builder().timeout(Duration::from_secs(10)).no_proxy().build()?,
+            environment: Vec::new(),
         })
+    }
+
+    /// The same with a variable in the environment of its processes.
+    pub fn with(mut self, name: &str, value: &str) -> Cairn {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     /// Its JSON-RPC address.
@@ -52,6 +60,7 @@ impl Cairn {
     fn command(&self, subcommand: &str) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg(subcommand).arg("--data").arg(&self.data);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -3,21 +3,19 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore};
-use cairn_store::derived::{DerivedDump, DerivedReader, LeaseFilter};
-use cairn_store::{Dump, RawDump, RawReader};
+use cairn_store::RawReader;
+use cairn_store::derived::{DerivedReader, LeaseFilter};
 use clap::Args;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::process::Command;
-use tokio::sync::Mutex;
 
 use crate::anvil::Anvil;
-use crate::peer::{Peer, wait_until};
+use crate::databases::Databases;
+use crate::peer::Peer;
 use crate::report::{Report, figure};
 use crate::traffic::Traffic;
 
@@ -52,96 +50,54 @@ pub struct Options {
     keep: Option<PathBuf>,
 }
 
-/// A raw and an app database of one run.
-struct Databases {
-    admin: PgPool,
-    names: [String; 2],
-    urls: [String; 2],
-}
-
-impl Databases {
-    async fn make(server: &str, label: &str) -> Result<Databases> {
-        let admin = PgPool::new(PgOptions::new(server))?;
-        let unique = format!("{label}_{}_{}", std::process::id(), rand::random::<u32>());
-        let names = [format!("{unique}_raw"), format!("{unique}_app")];
-        let base = server.rsplit_once('/').map_or(server, |(base, _)| base);
-        let urls = names.clone().map(|name| format!("{base}/{name}"));
-        let connection = admin.get().await?;
-        for name in &names {
-            connection.batch(&format!("CREATE DATABASE {name}")).await?;
-        }
-        drop(connection);
-        Ok(Databases { admin, names, urls })
-    }
-
-    async fn drop(self) -> Result<()> {
-        let connection = self.admin.get().await?;
-        for name in &self.names {
-            connection.batch(&format!("DROP DATABASE {name} WITH (FORCE)")).await?;
-        }
-        Ok(())
-    }
-
-    async fn open(&self) -> Result<(PgRawStore, PgDerived)> {
-        let mut raw = PgRawOptions::new(self.urls[0].clone());
-        raw.read_only = true;
-        raw.layout = Arc::new(cairn_evm::EvmLayout);
-        raw.snapshot_max_ms = None;
-        let catalog = cairn_explorer::processors::evm_catalog()?;
-        let mut app = PgDerivedOptions::new(self.urls[1].clone());
-        app.snapshot_max_ms = None;
-        Ok((PgRawStore::open(raw, None).await?, PgDerived::open(app, catalog, None).await?))
-    }
-
-    async fn dumps(&self) -> Result<(Dump, Dump)> {
-        let (raw, app) = self.open().await?;
-        Ok((RawDump::dump(&raw).await?, DerivedDump::dump(&app).await?))
-    }
-}
-
 /// Starts cairns on one pair of databases.
-struct Fleet {
-    cairn: PathBuf,
-    node: String,
-    folder: PathBuf,
-    urls: [String; 2],
+pub struct Fleet {
+    pub cairn: PathBuf,
+    /// The node's URL.
+    pub node: String,
+    /// For logs.
+    pub folder: PathBuf,
+    /// Of the raw and of the app database.
+    pub urls: [String; 2],
+    /// Settings beside those that are always made, by the names of the environment.
+    pub settings: Vec<(&'static str, &'static str)>,
 }
 
 impl Fleet {
-    fn start(&self, role: &str, number: usize, more: &[&str]) -> Result<Peer> {
+    /// Starts one; its log is `ROLE-NUMBER.log`.
+    pub fn start(&self, role: &str, number: usize, more: &[&str]) -> Result<Peer> {
         let mut command = Command::new(&self.cairn);
         command.args(["run", "--role", role, "--rpc", &self.node, "--finality", "tag", "--poll-ms", "100"]);
         command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]).args(more);
         command.arg("--data").arg(self.folder.join("data"));
         command.env("DB_RAW_URL", &self.urls[0]).env("DB_APP_URL", &self.urls[1]);
-        for (name, value) in [
-            ("RANGE_HEIGHTS", "48"),
-            ("CHUNK_HEIGHTS", "9"),
-            ("LEASE_TTL_S", "4"),
-            ("POLL_MS", "200"),
-            // What a node is asked depends on when; the dump leaves it out.
-            ("ASK_NODE", "false"),
-        ] {
-            command.env(format!("CAIRN_DERIVE__{name}"), value);
-        }
+        // What a node is asked depends on when; the dump leaves it out.
+        command.env("CAIRN_DERIVE__ASK_NODE", "false");
+        // All there is in the databases, so that a dump of them is all there is.
+        command.env("CAIRN_PAYLOADS__URL", "none");
+        command.envs(self.settings.iter().copied());
         Peer::start(role, command, &self.folder.join(format!("{role}-{number}.log")))
     }
 }
+
+/// Small ranges and chunks, so that there are many borders; and leases short enough that what the dead held is taken over.
+const SETTINGS: [(&str, &str); 4] = [
+    ("CAIRN_DERIVE__RANGE_HEIGHTS", "48"),
+    ("CAIRN_DERIVE__CHUNK_HEIGHTS", "9"),
+    ("CAIRN_DERIVE__LEASE_TTL_S", "4"),
+    ("CAIRN_DERIVE__POLL_MS", "200"),
+];
 
 /// Runs it and prints its cases.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let temporary = tempfile::tempdir()?;
     let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&folder)?;
+    println!("seed {}", options.seed);
     let mut report = Report::default();
     let killed = Databases::make(&options.postgres, "cairn_killed").await?;
     let clean = Databases::make(&options.postgres, "cairn_clean").await?;
-    report
-        .case(
-            format!("{} kills while the chain forks: all tables as after a clean run", options.kills),
-            async { play(&options, &folder, &killed, &clean).await },
-        )
-        .await;
+    play(&options, &folder, &killed, &clean, &mut report).await?;
     if options.keep.is_none() {
         killed.drop().await?;
         clean.drop().await?;
@@ -149,66 +105,130 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     Ok(report.finish())
 }
 
-async fn play(options: &Options, folder: &Path, killed: &Databases, clean: &Databases) -> Result<()> {
+async fn play(
+    options: &Options,
+    folder: &Path,
+    killed: &Databases,
+    clean: &Databases,
+    report: &mut Report,
+) -> Result<()> {
     let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
-    let traffic = Mutex::new(Traffic::deploy(&node.rpc, &options.contracts, options.seed).await?);
-    traffic.lock().await.block(20).await?;
+    let mut traffic = Traffic::deploy(&node.rpc, &options.contracts, options.seed).await?;
+    traffic.block(20).await?;
     let fleet = Fleet {
         cairn: options.cairn.clone(),
         node: node.url.clone(),
         folder: folder.to_owned(),
         urls: killed.urls.clone(),
+        settings: SETTINGS.to_vec(),
     };
-    let mut processes = vec![fleet.start("ingest", 0, &[])?];
-    for number in 0..WORKERS {
-        processes.push(fleet.start("work", number, &[])?);
-    }
-    let mut rng = SmallRng::seed_from_u64(options.seed);
-    let chain = live(&node, &traffic, options.seed);
-    tokio::pin!(chain);
-    let begun = Instant::now();
-    for _ in 0..options.kills {
-        let pause = Duration::from_millis(rng.random_range(60..500));
-        let victim = rng.random_range(0..processes.len());
-        tokio::select! {
-            ended = &mut chain => { ended?; bail!("the chain stopped living") }
-            () = tokio::time::sleep(pause) => {}
-        }
-        let role = if victim == 0 { "ingest" } else { "work" };
-        let next = fleet.start(role, victim, &[]);
-        // The old one first: two ingesters may overlap, but that is another test.
-        std::mem::replace(&mut processes[victim], next?).kill().await?;
-    }
-    figure("kills_per_s", format!("{:.1}", options.kills as f64 / begun.elapsed().as_secs_f64()), "1/s");
-    for process in &mut processes {
-        process.check_alive()?;
-    }
-    settle(&node, killed).await?;
-    for process in processes {
-        process.terminate(Duration::from_secs(25)).await?;
+    let name = format!(
+        "{} kills of one ingester and {WORKERS} workers while the chain forks: everything is derived",
+        options.kills
+    );
+    if !report.case(name, kill(options, &node, &mut traffic, &fleet, killed)).await {
+        return Ok(());
     }
 
     let once = Fleet { urls: clean.urls.clone(), ..fleet };
-    let run = once.start("all", 9, &["--exit-after-head"])?;
-    let ended = run.ended(CATCH_UP).await?;
-    ensure!(ended.success(), "the clean run ended with {ended}");
+    let clean_run = async {
+        let ended = once.start("all", 9, &["--exit-after-head"])?.ended(CATCH_UP).await?;
+        ensure!(ended.success(), "it ended with {ended}");
+        Ok(())
+    };
+    if !report.case("a clean run of the same chain ends at its head", clean_run).await {
+        return Ok(());
+    }
     let ((raw, app), (clean_raw, clean_app)) = (killed.dumps().await?, clean.dumps().await?);
     for (what, ours, theirs) in [("raw", &raw, &clean_raw), ("app", &app, &clean_app)] {
-        ensure!(theirs.lines.len() > 100, "the clean run's {what} dump has {} lines", theirs.lines.len());
-        if let Some((ours, theirs)) = ours.first_difference(theirs) {
-            bail!("the {what} dumps differ:\n  killed: {ours}\n  clean:  {theirs}");
-        }
+        report
+            .case(
+                format!("every table of the {what} database is what a clean run makes of the chain"),
+                async {
+                    ensure!(
+                        theirs.lines.len() > 100,
+                        "the clean run's dump has {} lines",
+                        theirs.lines.len()
+                    );
+                    if let Some((ours, theirs)) = ours.first_difference(theirs) {
+                        bail!("the {what} dumps differ:\n  killed: {ours}\n  clean:  {theirs}");
+                    }
+                    Ok(())
+                },
+            )
+            .await;
         figure(&format!("kill_test_{what}_lines"), ours.lines.len(), "lines");
     }
     Ok(())
 }
 
+/// Kills and starts again, until everything stands at the node's head.
+async fn kill(
+    options: &Options,
+    node: &Anvil,
+    traffic: &mut Traffic,
+    fleet: &Fleet,
+    databases: &Databases,
+) -> Result<()> {
+    let mut processes = vec![fleet.start("ingest", 0, &[])?];
+    for number in 1..=WORKERS {
+        processes.push(fleet.start("work", number, &[])?);
+    }
+    let mut rng = SmallRng::seed_from_u64(options.seed);
+    let mut forks = 0;
+    let begun = Instant::now();
+    {
+        let chain = live(node, traffic, options.seed, &mut forks);
+        tokio::pin!(chain);
+        for _ in 0..options.kills {
+            let pause = Duration::from_millis(rng.random_range(60..800));
+            let victim = rng.random_range(0..processes.len());
+            tokio::select! {
+                ended = &mut chain => { ended?; bail!("the chain stopped living") }
+                () = tokio::time::sleep(pause) => {}
+            }
+            // Who has ended by itself, can't be killed.
+            processes[victim].check_alive()?;
+            processes.remove(victim).kill().await?;
+            let role = if victim == 0 { "ingest" } else { "work" };
+            processes.insert(victim, fleet.start(role, victim, &[])?);
+        }
+    }
+    figure("kills_per_s", format!("{:.1}", options.kills as f64 / begun.elapsed().as_secs_f64()), "1/s");
+    figure("kill_test_forks", forks, "forks");
+    for process in &mut processes {
+        process.check_alive()?;
+    }
+    // What was reached while they died: had nobody done anything before the last kill, nothing would have been tried.
+    let raw_height =
+        databases.open_raw().await?.snapshot().await?.head().tip.map_or(0, |tip| tip.height.get());
+    let app = databases.open_app().await?;
+    let snapshot = app.snapshot().await?;
+    let derived = snapshot.checkpoints().iter().map(|one| one.last().map_or(0, |tip| tip.height.get())).min();
+    let leases = snapshot.leases(&LeaseFilter { limit: 10_000, ..LeaseFilter::default() }).await?;
+    let held = leases.iter().map(|lease| lease.fence.0).max().unwrap_or(0);
+    drop(snapshot);
+    figure("kill_test_raw_height_at_last_kill", raw_height, "heights");
+    figure("kill_test_derived_height_at_last_kill", derived.unwrap_or(0), "heights");
+    figure("kill_test_lease_fences_at_last_kill", held, "fences");
+    let begun = Instant::now();
+    databases.settle(&node.rpc, CATCH_UP).await?;
+    figure("kill_test_settled_after_s", format!("{:.1}", begun.elapsed().as_secs_f64()), "s");
+    for process in processes {
+        process.terminate(Duration::from_secs(25)).await?;
+    }
+    ensure!(
+        derived.unwrap_or(0) > 48 && held as usize > options.kills,
+        "while they were killed {derived:?} of {raw_height} heights were derived, under {held} fences: too few to show anything"
+    );
+    Ok(())
+}
+
 /// New blocks all the time, and a fork every few of them.
-async fn live(node: &Anvil, traffic: &Mutex<Traffic>, seed: u64) -> Result<()> {
+async fn live(node: &Anvil, traffic: &mut Traffic, seed: u64, forks: &mut u64) -> Result<()> {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0xf0f0);
     loop {
         tokio::time::sleep(Duration::from_millis(rng.random_range(20..200))).await;
-        let mut traffic = traffic.lock().await;
         let most = rng.random_range(1..12);
         traffic.block(most).await?;
         if rng.random_ratio(1, 12) {
@@ -217,35 +237,7 @@ async fn live(node: &Anvil, traffic: &Mutex<Traffic>, seed: u64) -> Result<()> {
             let transactions = traffic.for_reorg(depth, 3)?;
             node.reorg(depth, transactions).await?;
             traffic.block(2).await?;
+            *forks += 1;
         }
     }
-}
-
-/// Waits until both stores stand at the node's head and no range is left.
-async fn settle(node: &Anvil, databases: &Databases) -> Result<()> {
-    let (raw, app) = databases.open().await?;
-    let head = node.rpc.head().await?.context("no head")?;
-    wait_until("everything is derived", CATCH_UP, || async {
-        let stored = raw.snapshot().await?.head().clone();
-        let Some(tip) = stored.tip else { return Ok(Some("no raw tip".into())) };
-        if (tip.height.get(), tip.id.to_string()) != head {
-            return Ok(Some(format!("raw tip {tip}, node {head:?}")));
-        }
-        let snapshot = app.snapshot().await?;
-        let forks = snapshot.forks();
-        if !forks.is_settled() || forks.applied.id != stored.newest_reorg.id {
-            return Ok(Some(format!("reorg {} of {}", forks.applied.id, stored.newest_reorg.id)));
-        }
-        for checkpoint in snapshot.checkpoints() {
-            if checkpoint.last() != Some(tip) {
-                return Ok(Some(format!("{checkpoint:?}")));
-            }
-        }
-        let dead = LeaseFilter { dead: true, limit: 10, ..LeaseFilter::default() };
-        match snapshot.leases(&dead).await?.first() {
-            Some(lease) => bail!("a dead lease: {lease:?}"),
-            None => Ok(None),
-        }
-    })
-    .await
 }

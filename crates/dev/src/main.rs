@@ -17,12 +17,16 @@ mod cairn;
 mod client_test;
 mod compare;
 mod conformance;
+mod databases;
 mod diff;
 mod geth_test;
+mod holdings_test;
+mod holdings_truth;
 mod kill_test;
 mod peer;
 mod report;
 mod rpc;
+mod tokens;
 mod traffic;
 
 use std::process::ExitCode;
@@ -53,6 +57,8 @@ enum Command {
     ClientTest(client_test::Options),
     /// One ingester and three workers on PostgreSQL, killed at random; every table is what a clean run makes.
     KillTest(kill_test::Options),
+    /// Token and holding tables against what the contracts say, on a chain of random movements that forks.
+    HoldingsTest(holdings_test::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
     Traffic(traffic::Options),
     /// A benchmark by name; without a name, lists them.
@@ -77,6 +83,7 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::GethTest(options) => geth_test::run(options).await,
         Command::ClientTest(options) => client_test::run(options).await,
         Command::KillTest(options) => kill_test::run(options).await,
+        Command::HoldingsTest(options) => holdings_test::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,
     }

@@ -1,0 +1,93 @@
+# shellcheck shell=bash
+# The stages that need PostgreSQL servers beside the real binary. Sourced, not run.
+
+SERVER_STAGES+=(holdings postgres)
+
+# What runs when the stage ends, the newest first.
+STAGE_END=()
+at_stage_end() {
+  STAGE_END=("$*" "${STAGE_END[@]}")
+  trap 'for one in "${STAGE_END[@]}"; do eval "$one" || true; done' EXIT
+}
+
+# stage_postgres_url STAGE: sets PG_URL to a server that ends with the stage, or to what CAIRN_TEST_PG_URL names.
+stage_postgres_url() {
+  # cairn takes every variable of this kind for a setting, and refuses those that it doesn't know.
+  export -n CAIRN_TEST_PG_URL CAIRN_ANSWER_BLOCKS CAIRN_KILLS CAIRN_KILL_SEED
+  PG_URL="${CAIRN_TEST_PG_URL:-}"
+  if [ -n "$PG_URL" ]; then return; fi
+  RUN="$CACHE/run/test-$1"
+  POSTGRES_PORT="$(free_port)"
+  at_stage_end postgres_stop
+  postgres_start || return 1
+  PG_URL="$(postgres_url)"
+}
+
+# Tables of tokens and holdings against what contracts on a real node say, on SQLite and on PostgreSQL.
+stage_holdings() {
+  local anvil artifacts
+  anvil="$(anvil_get)" && artifacts="$(contracts)" || return 1
+  stage_postgres_url holdings || return 1
+  "$BIN_DEV" holdings-test --cairn "$BIN_CAIRN" --anvil "$anvil" --contracts "$artifacts" --postgres "$PG_URL" "$@"
+}
+
+# answers_end_of_wait URL TIP DIR: it has derived its chain, or one of them has ended, and there is nothing to wait for.
+answers_end_of_wait() {
+  rest_caught_up "$1" "$2" || ! alive "$3/sqlite.pid" || ! alive "$3/postgres.pid"
+}
+
+# The same chain on SQLite and on PostgreSQL: the same answers of /v1, byte for byte.
+postgres_answers() {
+  local blocks="${CAIRN_ANSWER_BLOCKS:-300}" dir name backend url urls=() database
+  dir="$(mktemp -d "$CACHE/answers.XXXXXX")"
+  at_stage_end "rm -rf '$dir'"
+  for backend in sqlite postgres; do
+    url="127.0.0.1:$(free_port)"
+    urls+=("http://$url")
+    database=()
+    if [ "$backend" = postgres ]; then
+      for name in raw app; do
+        "$(postgres_bin)/psql" -qX -d "$PG_URL" -c "CREATE DATABASE cairn_answers_$$_$name" || return 1
+        at_stage_end "'$(postgres_bin)/psql' -qX -d '$PG_URL' -c 'DROP DATABASE cairn_answers_$$_$name WITH (FORCE)'"
+      done
+      database=("DB_RAW_URL=${PG_URL%/*}/cairn_answers_$$_raw" "DB_APP_URL=${PG_URL%/*}/cairn_answers_$$_app")
+    fi
+    env -u DB_RAW_URL -u DB_APP_URL "${database[@]}" "$BIN_CAIRN" demo --blocks "$blocks" --block-time-ms 86400000 --seed 11 \
+      --data "$dir/$backend" --rpc-listen 127.0.0.1:0 --listen "$url" > "$dir/$backend.log" 2>&1 &
+    printf '%s\n' $! > "$dir/$backend.pid"
+    at_stage_end "stop_pid '$dir/$backend.pid'"
+  done
+  for url in "${urls[@]}"; do
+    wait_for 180 answers_end_of_wait "$url" "$blocks" "$dir" || true
+    if ! rest_caught_up "$url" "$blocks"; then
+      tail -n 20 "$dir"/*.log >&2
+      die "$url did not derive its chain within three minutes"
+    fi
+  done
+  python3 tests/rest/compare.py "${urls[@]}"
+}
+
+# One ingester and three workers, killed at random while the chain forks.
+postgres_kills() {
+  "$BIN_DEV" kill-test --cairn "$BIN_CAIRN" --anvil "$(anvil_get)" --contracts "$(contracts)" --postgres "$PG_URL" \
+    --kills "${CAIRN_KILLS:-200}" --seed "${CAIRN_KILL_SEED:-1}"
+}
+
+# What PostgreSQL shows beside the suites. Each part ends with a line of its own, the stage with their sum.
+stage_postgres() {
+  local part log status passed=0 failed=0 more_passed more_failed
+  need python3 "Python $PYTHON_MIN or newer, from https://python.org" python3
+  stage_postgres_url postgres || return 1
+  log="$(mktemp "$CACHE/postgres.XXXXXX")"
+  at_stage_end "rm -f '$log'"
+  for part in answers kills; do
+    printf -- '--- %s\n' "$part"
+    status=0
+    (STAGE_END=(); set -euo pipefail; "postgres_$part") 2>&1 | tee "$log" || status="${PIPESTATUS[0]}"
+    read -r more_passed more_failed < <(totals_of "$log")
+    if [ "$more_failed" = 0 ] && { [ "$status" != 0 ] || [ "$more_passed" = 0 ]; }; then more_failed=1; fi
+    passed=$((passed + more_passed)) failed=$((failed + more_failed))
+  done
+  printf '%d passed, %d failed\n' "$passed" "$failed"
+  [ "$failed" = 0 ]
+}
