@@ -2,7 +2,7 @@
 //! before anything starts.
 //!
 //! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `DB_RAW_URL`, `DB_APP_URL`,
-//! `MAX_REORG_DEPTH` and `PAYLOAD_INLINE_MAX_BYTES` work too.
+//! `MAX_REORG_DEPTH`, `PAYLOAD_INLINE_MAX_BYTES` and `DENORMALIZE_EVENTS` work too.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,11 +23,12 @@ use crate::cli::{ChainArgs, DataArgs, IngestArgs, ListenArgs};
 const FOREIGN_ENV: [&str; 3] = ["cache", "shared", "log"];
 
 /// Environment names without our prefix, and the keys that they set.
-const SEED_ENV: [(&str, &str); 4] = [
+const SEED_ENV: [(&str, &str); 5] = [
     ("DB_RAW_URL", "raw.url"),
     ("DB_APP_URL", "app.url"),
     ("MAX_REORG_DEPTH", "ingest.max_reorg_depth"),
     ("PAYLOAD_INLINE_MAX_BYTES", "payloads.inline_max_bytes"),
+    ("DENORMALIZE_EVENTS", "raw.denormalize_events"),
 ];
 
 /// All settings.
@@ -74,6 +75,8 @@ pub struct DatabaseConfig {
     /// How many heights a new partition of each raw table holds; none: the sizes of the schema. Nothing in the app database, whose tables say it themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition_heights: Option<u64>,
+    /// For debugging: keep a cut list of each transaction's events too. Nothing in the app database.
+    pub denormalize_events: bool,
 }
 
 impl Default for DatabaseConfig {
@@ -85,6 +88,7 @@ impl Default for DatabaseConfig {
             statement_timeout_ms: 30_000,
             backfill: false,
             partition_heights: None,
+            denormalize_events: false,
         }
     }
 }

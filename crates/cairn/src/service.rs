@@ -92,6 +92,9 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let servers = Servers::start(config, parts, stop.clone()).await?;
     (job.announce)(servers.rpc_url.as_deref(), &servers.ops_url);
     tokio::spawn(manage_partitions(store.clone(), stop.clone()));
+    if config.raw.denormalize_events {
+        tokio::spawn(denormalize_events(store.clone(), stop.clone()));
+    }
     let nightly = Nightly {
         raw: Some((store.clone(), Fetch::From(job.source))),
         reader: store.clone(),
@@ -251,6 +254,23 @@ async fn manage_partitions(store: Arc<dyn RawStore>, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(PARTITIONS_EVERY) => {}
+        }
+    }
+}
+
+/// Keeps event lists for debugging, behind the tip.
+async fn denormalize_events(store: Arc<dyn RawStore>, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        match store.denormalize_events().await {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "event lists for debugging were not written; it is tried again")
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(APP_EVERY) => {}
         }
     }
 }

@@ -28,6 +28,11 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
         Ok(false)
     }
 
+    /// Writes the next event lists for debugging; whether there may be more to do. Nothing where events stand in no rows.
+    async fn denormalize_events(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
     /// How many partitions each table has above the one that the next block goes into; none where there are no partitions.
     async fn partitions_ahead(&self) -> Result<Vec<(&'static str, u64)>, StoreError> {
         Ok(Vec::new())
@@ -98,6 +103,10 @@ impl RawStore for PgRawStore {
 
     async fn maintain_partitions(&self) -> Result<bool, StoreError> {
         PgRawStore::maintain_partitions(self).await
+    }
+
+    async fn denormalize_events(&self) -> Result<bool, StoreError> {
+        PgRawStore::denormalize_events(self).await
     }
 
     async fn partitions_ahead(&self) -> Result<Vec<(&'static str, u64)>, StoreError> {

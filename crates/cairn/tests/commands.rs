@@ -9,7 +9,8 @@ use rusqlite::Connection;
 use serde_json::json;
 use support::*;
 
-const COMMANDS: [&str; 7] = ["run", "demo", "import", "serve", "status", "verify", "config"];
+const COMMANDS: [&str; 10] =
+    ["run", "demo", "import", "serve", "status", "verify", "repair", "payloads", "migrate", "config"];
 
 #[test]
 fn every_command_explains_itself() {

@@ -290,6 +290,10 @@ fn large_payloads_go_to_a_directory_and_what_nothing_needs_is_collected() {
     std::fs::remove_file(object_file(&root, ".").expect("an object")).expect("is removed");
     let words = run(&["payloads", "list", "--check"]).badly();
     assert!(words.contains("1 payloads are missing"), "{words}");
+    assert!(run(&["repair"]).badly().contains("could not be mended"), "without a node");
+    run(&["repair", "--rpc", &node.url]).well();
+    assert!(run(&["payloads", "list", "--check"]).well().contains("0 not as they ought to be"));
+    assert!(run(&["verify"]).well().contains("all good"));
 }
 
 #[test]
@@ -318,8 +322,15 @@ fn partitions_are_kept_ahead_and_readers_make_none() {
 
     let node = MockNode::start(1337, 20);
     let mut command = at(dir.path(), Some(&server));
+    command.env("DENORMALIZE_EVENTS", "true");
     command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
     let mut service = Service::start(&mut command);
+    service.until("event lists are kept for debugging", |_| {
+        server.number("SELECT count(*) FROM pg_class WHERE relname = 'transaction_events_debug'") == 1
+            && server.number("SELECT count(*) FROM raw.transaction_events_debug")
+                == server.number("SELECT count(*) FROM raw.transactions WHERE event_count > 0")
+    });
+    assert!(server.number("SELECT max(length(events))::bigint FROM raw.transaction_events_debug") <= 4_096);
     service.until("partitions are counted", |service| {
         let metrics = service.get("/metrics").1;
         metrics.contains(r#"cairn_partitions_ahead{table="blocks"} 2"#)
@@ -335,4 +346,41 @@ fn partitions_are_kept_ahead_and_readers_make_none() {
         ended.status.success() && ended.err.contains("health ") && !ended.err.contains("JSON-RPC"),
         "{ended:?}"
     );
+}
+
+#[test]
+fn tables_are_made_anew_in_place_and_exported_before_they_are_dropped() {
+    let Some(server) = Server::start() else { return };
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 30);
+    fill(dir.path(), Some(&server), &node);
+    let run = |args: &[&str]| {
+        let mut command = at(dir.path(), Some(&server));
+        command.env("CAIRN_RAW__PARTITION_HEIGHTS", "10");
+        end_of(command.args(args).args(["--data", "archive"]))
+    };
+    let said = run(&["migrate", "--in-place", "raw.transactions", "--batch-rows", "20"]).well();
+    assert!(said.contains("the same checksums") && said.contains("dropped the old table"), "{said}");
+    let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'raw.transactions'::regclass";
+    assert!(server.number(partitions) >= 4);
+    assert!(run(&["verify"]).well().contains("all good"));
+    run(&["migrate", "--in-place", "app.evm_transactions"]).well();
+    assert!(run(&["migrate", "--in-place", "nothing"]).badly().contains("raw.TABLE"));
+
+    let rows = server.number("SELECT count(*) FROM app.evm_transactions");
+    let said = run(&["migrate", "--recreate", "app.evm_transactions", "--export-dir", "exported"]).well();
+    assert!(said.contains(&format!("exported {rows} rows of app.evm_transactions")), "{said}");
+    assert_eq!(server.number("SELECT count(*) FROM app.evm_transactions"), 0);
+    let file =
+        std::fs::File::open(dir.path().join("exported/app.evm_transactions.csv.gz")).expect("is there");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(file), &mut text).expect("is whole");
+    assert!(text.starts_with("block_height,transaction_id,"), "{}", &text[..60]);
+    assert_eq!(text.lines().count() as i64, rows + 1);
+    let words = run(&["migrate", "--recreate", "app.evm_transactions", "--export-dir", "exported"]).badly();
+    assert!(words.contains("is there already") && words.contains("nothing was dropped"), "{words}");
+    work_until(dir.path(), Some(&server), &node, rows, || {
+        server.number("SELECT count(*) FROM app.evm_transactions")
+    });
+    assert!(run(&["repair"]).well().contains("0 rows differ"));
 }

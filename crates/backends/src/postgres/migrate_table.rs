@@ -268,7 +268,8 @@ impl TableMove {
         let above = if after.is_empty() { "TRUE".to_owned() } else { self.beside_key(&conn, ">", 1).await? };
         let keys: Vec<String> = self.key.iter().map(|key| quoted(key)).collect();
         let texts: Vec<String> = keys.iter().map(|key| format!("{key}::text")).collect();
-        let down: Vec<String> = keys.iter().map(|key| format!("{key} DESC")).collect();
+        // Of the columns, not of their texts, which have the same names.
+        let down: Vec<String> = keys.iter().map(|key| format!("b.{key} DESC")).collect();
         conn.begin(Isolation::ReadCommitted).await?;
         conn.batch("SET LOCAL statement_timeout = 0").await?;
         let last = conn

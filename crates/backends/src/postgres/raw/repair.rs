@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use cairn_core::{Height, HeightRange, RawBlock};
-use cairn_store::{Result, StoreError};
+use cairn_store::{PayloadError, Result, StoreError};
 use tokio_postgres::Row;
 
 use super::head::{self, get_height, sql};
 use super::rows::EncodedBatch;
 use super::tx::Tx;
 use super::writer::{MAX_OFFLOADS, is_object_lost, make_live};
-use super::{PgRawStore, blocking, moves, read};
+use super::{PgRawStore, Shared, blocking, moves, read};
 
 /// The most heights that one call repairs.
 const MAX_HEIGHTS: u64 = 100_000;
@@ -60,6 +60,7 @@ impl PgRawStore {
         let mut batch = Arc::new(encoded);
         for tries in 1.. {
             batch = shared.upload(batch).await?;
+            shared.restore_objects(&batch).await?;
             let repaired = shared
                 .commit("repair_block", |tx| {
                     let batch = batch.clone();
@@ -72,6 +73,25 @@ impl PgRawStore {
             }
         }
         Err(StoreError::Busy("the block's payloads were collected again and again".into()))
+    }
+}
+
+impl Shared {
+    /// Puts objects again that are lost or damaged although their rows say that they are live: an upload passes over those.
+    async fn restore_objects(&self, batch: &EncodedBatch) -> Result<()> {
+        let Some(payloads) = &self.payloads else { return Ok(()) };
+        for (object, body) in batch.objects().iter().zip(batch.large()) {
+            match payloads.store.put(*object, body.clone()).await {
+                Err(PayloadError::Damaged { .. }) => {
+                    payloads.store.delete(*object).await?;
+                    payloads.store.put(*object, body.clone()).await?;
+                }
+                put => {
+                    put?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
