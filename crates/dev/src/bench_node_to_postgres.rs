@@ -25,7 +25,7 @@ use crate::bench::{cache_dir, median};
 use crate::bench_pg::{Database, describe};
 use crate::peer::Peer;
 use crate::report::figure;
-use crate::rpc::{Answer, Rpc, call, hex, text};
+use crate::rpc::{Answer, Rpc, call, hex, quantity, text};
 use crate::traffic::Traffic;
 
 /// Transactions of a block.
@@ -100,20 +100,30 @@ async fn make_chain(anvil: &Anvil, options: &Options) -> Result<u64> {
     let accounts = anvil.rpc.result("eth_accounts", json!([])).await?;
     let accounts: Vec<String> =
         accounts.as_array().context("accounts")?.iter().map(text).collect::<Result<_>>()?;
+    let mut nonces = Vec::with_capacity(accounts.len());
+    for account in &accounts {
+        let count = anvil.rpc.result("eth_getTransactionCount", json!([account, "latest"])).await?;
+        nonces.push(quantity(&count)?);
+    }
     let mut rng = SmallRng::seed_from_u64(1);
-    let transaction = |from: &str, selector: &str, to: &str, value: u64| {
+    // With its nonce: anvil takes the calls of one batch in any order.
+    let mut transaction = |from: usize, selector: &str, to: &str, value: u64| {
         let to = to.trim_start_matches("0x");
-        json!([{"from": from, "to": coin, "gas": hex(200_000), "gasPrice": hex(20_000_000_000),
-            "data": format!("0x{selector}{to:0>64}{value:064x}")}])
+        nonces[from] += 1;
+        json!([{"from": accounts[from], "to": coin, "gas": hex(200_000), "gasPrice": hex(20_000_000_000),
+            "nonce": hex(nonces[from] - 1), "data": format!("0x{selector}{to:0>64}{value:064x}")}])
     };
-    let mints: Vec<Value> =
-        accounts.iter().map(|account| transaction(account, "40c10f19", account, 1 << 60)).collect();
+    let mints: Vec<Value> = accounts
+        .iter()
+        .enumerate()
+        .map(|(at, account)| transaction(at, "40c10f19", account, 1 << 60))
+        .collect();
     send(anvil, mints).await?;
     for from in (0..options.transfers).step_by(PER_BLOCK as usize) {
         let calls = (from..(from + PER_BLOCK).min(options.transfers))
             .map(|_| {
                 let holder = format!("{:x}", 0xc0ffee_0000 + rng.random_range(0..HOLDERS));
-                let from = &accounts[rng.random_range(0..accounts.len())];
+                let from = rng.random_range(0..accounts.len());
                 transaction(from, "a9059cbb", &holder, rng.random_range(1..1_000_000))
             })
             .collect();
