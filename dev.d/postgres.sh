@@ -13,7 +13,7 @@ at_stage_end() {
 # stage_postgres_url STAGE: sets PG_URL to a server that ends with the stage, or to what CAIRN_TEST_PG_URL names.
 stage_postgres_url() {
   # cairn takes every variable of this kind for a setting, and refuses those that it doesn't know.
-  export -n CAIRN_TEST_PG_URL CAIRN_ANSWER_BLOCKS CAIRN_KILLS CAIRN_KILL_SEED
+  export -n CAIRN_TEST_PG_URL CAIRN_ANSWER_BLOCKS CAIRN_KILLS CAIRN_KILL_SEED CAIRN_OUTAGE_S
   PG_URL="${CAIRN_TEST_PG_URL:-}"
   if [ -n "$PG_URL" ]; then return; fi
   RUN="$CACHE/run/test-$1"
@@ -73,6 +73,20 @@ postgres_kills() {
     --kills "${CAIRN_KILLS:-200}" --seed "${CAIRN_KILL_SEED:-1}"
 }
 
+# The app database on a server of its own, which goes away for a while.
+postgres_outage() {
+  local raw_url="$PG_URL" binary port data command
+  binary="$(postgres_get)" || return 1
+  RUN="$CACHE/run/test-outage"
+  mkdir -p "$RUN/postgres"
+  data="$(postgres_data)" port="$(free_port)"
+  at_stage_end "rm -rf '$data'"
+  postgres_init "$data"
+  command="$(printf '%q ' "${POSTGRES_AS[@]}" "$binary" -D "$data" -p "$port" "${POSTGRES_SETTINGS[@]}")"
+  "$BIN_DEV" outage-test --cairn "$BIN_CAIRN" --postgres "$raw_url" \
+    --app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-20}" ${KEEP:+--keep "$KEEP"}
+}
+
 # What PostgreSQL shows beside the suites. Each part ends with a line of its own, the stage with their sum.
 stage_postgres() {
   local part log status passed=0 failed=0 more_passed more_failed
@@ -80,7 +94,7 @@ stage_postgres() {
   stage_postgres_url postgres || return 1
   log="$(mktemp "$CACHE/postgres.XXXXXX")"
   at_stage_end "rm -f '$log'"
-  for part in answers kills; do
+  for part in answers kills outage; do
     printf -- '--- %s\n' "$part"
     status=0
     (STAGE_END=(); set -euo pipefail; "postgres_$part") 2>&1 | tee "$log" || status="${PIPESTATUS[0]}"

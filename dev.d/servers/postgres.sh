@@ -39,10 +39,23 @@ postgres_data() {
   fi
 }
 
+# postgres_init DATA: an empty cluster there. DATA is made anew.
+postgres_init() {
+  local data="$1"
+  rm -rf "$data" && mkdir -p "$data" && chmod 700 "$data"
+  if [ "$(id -u)" = 0 ]; then chown postgres "$data"; fi
+  (cd / && "${POSTGRES_AS[@]}" "$(postgres_bin)/initdb" -D "$data" -U postgres -E UTF8 --locale=C --auth=trust --no-sync) \
+    > "$RUN/postgres/initdb.log" 2>&1 || die "initdb failed (log: $RUN/postgres/initdb.log)"
+}
+
+# Many databases of tests beside each other; what a crash of the machine loses is made anew.
+POSTGRES_SETTINGS=(-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=200 -c shared_buffers=128MB
+  -c fsync=off -c full_page_writes=off -c synchronous_commit=off -c max_wal_size=2GB -c autovacuum_naptime=10s
+  -c max_locks_per_transaction=256)
+
 postgres_start() {
-  local binary bin data port
+  local binary data port
   binary="$(postgres_get)" || return 1
-  bin="$(dirname "$binary")"
   mkdir -p "$RUN/postgres"
   data="$(postgres_data)"
   port="${POSTGRES_PORT:-$(free_port)}"
@@ -53,15 +66,9 @@ postgres_start() {
     postgres_check && return
     die "a PostgreSQL server holds $data and does not answer"
   fi
-  rm -rf "$data" && mkdir -p "$data" && chmod 700 "$data"
-  if [ "$(id -u)" = 0 ]; then chown postgres "$data"; fi
-  (cd / && "${POSTGRES_AS[@]}" "$bin/initdb" -D "$data" -U postgres -E UTF8 --locale=C --auth=trust --no-sync) \
-    > "$RUN/postgres/initdb.log" 2>&1 || die "initdb failed (log: $RUN/postgres/initdb.log)"
+  postgres_init "$data"
   printf '%s\n' "$port" > "$RUN/postgres/port"
-  # Many databases of tests beside each other; what a crash of the machine loses is made anew.
-  server_launch postgres "${POSTGRES_AS[@]}" "$binary" -D "$data" -p "$port" -c listen_addresses=127.0.0.1 \
-    -c unix_socket_directories= -c max_connections=200 -c shared_buffers=128MB -c fsync=off -c full_page_writes=off \
-    -c synchronous_commit=off -c max_wal_size=2GB -c autovacuum_naptime=10s -c max_locks_per_transaction=256
+  server_launch postgres "${POSTGRES_AS[@]}" "$binary" -D "$data" -p "$port" "${POSTGRES_SETTINGS[@]}"
 }
 
 # INT: don't wait for clients. TERM would.

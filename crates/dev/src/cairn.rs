@@ -78,6 +78,13 @@ impl Cairn {
         Peer::start("cairn run", command, &self.log)
     }
 
+    /// `cairn demo`.
+    pub fn demo(&self, more: &[&str]) -> Result<Peer> {
+        let mut command = self.listening("demo");
+        command.args(more);
+        Peer::start("cairn demo", command, &self.log)
+    }
+
     /// `cairn serve`.
     pub fn serve(&self, more: &[&str]) -> Result<Peer> {
         let mut command = self.listening("serve");

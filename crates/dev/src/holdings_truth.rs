@@ -312,3 +312,24 @@ fn number(value: &Value) -> Result<U256> {
     );
     digits.parse().with_context(|| format!("not a balance: {value}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_difference_is_found() {
+        let node = BTreeMap::from([(1, "a"), (2, "b")]);
+        assert!(same("rows", &node, &node).is_ok());
+        for listed in [
+            BTreeMap::from([(1, "a")]),
+            BTreeMap::from([(1, "a"), (2, "c")]),
+            BTreeMap::from([(1, "a"), (2, "b"), (3, "c")]),
+        ] {
+            assert!(same("rows", &node, &listed).is_err(), "{listed:?}");
+        }
+        let twice = [json!({"id": "1"}), json!({"id": "1"})];
+        assert!(table(&twice, |row| Ok((number(&row["id"])?, ()))).is_err());
+        assert!(number(&json!("-1")).is_err());
+    }
+}

@@ -23,6 +23,7 @@ mod geth_test;
 mod holdings_test;
 mod holdings_truth;
 mod kill_test;
+mod outage_test;
 mod peer;
 mod report;
 mod rpc;
@@ -57,6 +58,8 @@ enum Command {
     ClientTest(client_test::Options),
     /// One ingester and three workers on PostgreSQL, killed at random; every table is what a clean run makes.
     KillTest(kill_test::Options),
+    /// The app database away for a while: raw ingestion goes on as fast, and derived work catches up.
+    OutageTest(outage_test::Options),
     /// Token and holding tables against what the contracts say, on a chain of random movements that forks.
     HoldingsTest(holdings_test::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
@@ -83,6 +86,7 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::GethTest(options) => geth_test::run(options).await,
         Command::ClientTest(options) => client_test::run(options).await,
         Command::KillTest(options) => kill_test::run(options).await,
+        Command::OutageTest(options) => outage_test::run(options).await,
         Command::HoldingsTest(options) => holdings_test::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,

@@ -60,18 +60,27 @@ impl Peer {
     }
 
     /// SIGTERM; how it ended and after what time. Fails when it is still there after `limit`.
-    pub async fn terminate(mut self, limit: Duration) -> Result<(ExitStatus, Duration)> {
+    pub async fn terminate(self, limit: Duration) -> Result<(ExitStatus, Duration)> {
+        self.signal("TERM", limit).await
+    }
+
+    /// SIGINT, likewise: PostgreSQL then doesn't wait for its clients.
+    pub async fn interrupt(self, limit: Duration) -> Result<(ExitStatus, Duration)> {
+        self.signal("INT", limit).await
+    }
+
+    async fn signal(mut self, signal: &str, limit: Duration) -> Result<(ExitStatus, Duration)> {
         let id = self.child.id().with_context(|| format!("{} has ended already", self.name))?;
         let begun = Instant::now();
         // `kill` rather than a system call: the workspace forbids unsafe code.
-        let sent = Command::new("kill").arg("-TERM").arg(id.to_string()).status().await?;
+        let sent = Command::new("kill").arg(format!("-{signal}")).arg(id.to_string()).status().await?;
         if !sent.success() {
-            bail!("cannot send SIGTERM to {}", self.name);
+            bail!("cannot send SIG{signal} to {}", self.name);
         }
         match tokio::time::timeout(limit, self.child.wait()).await {
             Ok(status) => Ok((status?, begun.elapsed())),
             Err(_) => bail!(
-                "{} is still running {} s after SIGTERM; its log ends:\n{}",
+                "{} is still running {} s after SIG{signal}; its log ends:\n{}",
                 self.name,
                 limit.as_secs(),
                 self.log_tail()

@@ -262,3 +262,17 @@ impl Tokens {
         transactions
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_follow_the_words_and_offsets_point_at_them() {
+        let words = vec![U256::from(5), U256::from(6)];
+        let arguments = [Argument::Word(U256::from(9)), Argument::Words(words), Argument::Nothing];
+        let encoded = encode("transfer(address,uint256)", &arguments);
+        let expected: String = [9, 0x60, 0xc0, 2, 5, 6, 0].map(|word| format!("{word:064x}")).concat();
+        assert_eq!(encoded, format!("0xa9059cbb{expected}"));
+    }
+}
