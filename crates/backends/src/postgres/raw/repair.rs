@@ -176,7 +176,6 @@ async fn repair_lookups(tx: &Tx, range: HeightRange) -> Result<Repaired> {
              LEFT JOIN raw.blocks b ON b.height = h.height AND b.height >= $1 AND b.height < $2 \
              WHERE b.height IS NULL \
                OR b.tx_count <> (SELECT count(*) FROM raw.transactions t WHERE t.block_height = b.height) \
-               OR (b.layout IS NOT NULL AND b.event_count <> (SELECT count(*) FROM raw.events e WHERE e.block_height = b.height)) \
                OR (b.layout IS NOT NULL AND (SELECT coalesce(sum(t.event_count), 0) FROM raw.transactions t \
                      WHERE t.block_height = b.height) <> (SELECT count(*) FROM raw.events e WHERE e.block_height = b.height)) \
              ORDER BY 1",
