@@ -42,7 +42,7 @@ pub struct Options {
     #[arg(long)]
     postgres: Option<String>,
     /// Rounds of traffic; all but the first end in a fork.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 16)]
     rounds: usize,
     /// Decides every transaction and every fork.
     #[arg(long, default_value_t = 1)]
