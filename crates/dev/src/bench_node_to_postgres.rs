@@ -122,7 +122,7 @@ async fn make_chain(anvil: &Anvil, options: &Options) -> Result<u64> {
     for from in (0..options.transfers).step_by(PER_BLOCK as usize) {
         let calls = (from..(from + PER_BLOCK).min(options.transfers))
             .map(|_| {
-                let holder = format!("{:x}", 0xc0ffee_0000 + rng.random_range(0..HOLDERS));
+                let holder = format!("{:x}", 0x00c0_ffee_0000 + rng.random_range(0..HOLDERS));
                 let from = rng.random_range(0..accounts.len());
                 transaction(from, "a9059cbb", &holder, rng.random_range(1..1_000_000))
             })
