@@ -214,7 +214,8 @@ impl Truth {
     ) -> Result<()> {
         let found = self.one(cairn, &format!("/v1/nft-collections/{collection}")).await?;
         ensure!(
-            found["item_count"] == items.to_string() && found["owner_count"] == owners.to_string(),
+            number(&found["item_count"])? == U256::from(items)
+                && number(&found["owner_count"])? == U256::from(owners),
             "{items} items and {owners} owners, /v1 says {found}"
         );
         Ok(())
@@ -227,7 +228,7 @@ impl Truth {
         let answer: Value = serde_json::from_str(&body).with_context(|| format!("{path}: {body}"))?;
         let watermark = &answer["meta"]["data_watermark"];
         ensure!(
-            watermark["id"] == self.head.1 && watermark["height"] == self.head.0.to_string(),
+            watermark["id"] == self.head.1 && number(&watermark["height"])? == U256::from(self.head.0),
             "{path}: an answer of {watermark}, not of {:?}",
             self.head
         );
