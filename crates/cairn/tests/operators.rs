@@ -326,7 +326,10 @@ fn partitions_are_kept_ahead_and_readers_make_none() {
             && server.number("SELECT count(*) FROM raw.transaction_events_debug")
                 == server.number("SELECT count(*) FROM raw.transactions WHERE event_count > 0")
     });
-    assert!(server.number("SELECT coalesce(max(length(events)), 0)::bigint FROM raw.transaction_events_debug") <= 4_096);
+    assert!(
+        server.number("SELECT coalesce(max(length(events)), 0)::bigint FROM raw.transaction_events_debug")
+            <= 4_096
+    );
     service.until("partitions are counted", |service| {
         let metrics = service.get("/metrics").1;
         metrics.contains(r#"cairn_partitions_ahead{table="blocks"} 2"#)
