@@ -45,7 +45,7 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
     bar.finish();
     if config.derive.enabled && !args.raw_only {
         let app = derive::open_for_command(&config).await?;
-        report.add(compare(&config, &reader, &*app, full, args.refold).await?);
+        report.add(compare(&config, &reader, &*app, full, args.refold).await);
     }
     output::print(&report.to_string())?;
     match report.unmended.len() {

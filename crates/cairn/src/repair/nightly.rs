@@ -63,13 +63,30 @@ async fn once(config: &Config, nightly: &Nightly) -> anyhow::Result<Report> {
         report.add(raw::repair(store, fetch, stored, full, |_| {}).await?);
     }
     if let Some(app) = nightly.app.as_ref().and_then(|late| late.app()) {
-        report.add(compare(config, &nightly.reader, &*app, full, false).await?);
+        report.add(compare(config, &nightly.reader, &*app, full, false).await);
     }
     Ok(report)
 }
 
-/// Compares derived rows of `range`.
+/// Compares derived rows of `range`. Where that ends early it is among what was not mended, and what was found before is told all the same: a
+/// block that could not be mended can't be derived from either.
 pub async fn compare(
+    config: &Config,
+    raw: &Arc<dyn RawReader>,
+    app: &dyn AppStore,
+    range: HeightRange,
+    refold: bool,
+) -> Report {
+    match compared(config, raw, app, range, refold).await {
+        Ok(report) => report,
+        Err(error) => Report {
+            unmended: vec![format!("derived rows of {range} were not compared to the end: {error:#}")],
+            ..Report::default()
+        },
+    }
+}
+
+async fn compared(
     config: &Config,
     raw: &Arc<dyn RawReader>,
     app: &dyn AppStore,

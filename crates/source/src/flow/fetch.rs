@@ -26,6 +26,7 @@ pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> 
     let Some(answer) = answer.filter(|answer| answer.block_status != BlockStatus::Finalized as i32) else {
         return Ok(None);
     };
+    let is_said_sealed = answer.block_status == BlockStatus::Sealed as i32;
     let Some(bytes) = answer.block else { return Err(malformed(node, height, "the answer has no block")) };
     let block =
         proto::Block::decode(bytes.as_ref()).map_err(|error| malformed(node, height, &error.to_string()))?;
@@ -53,7 +54,8 @@ pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> 
     let Some((transactions, results)) = pieces else { return Ok(None) };
     let parts = BlockParts { block: bytes, transactions, results, execution_result };
     match assemble(&parts) {
-        Ok(raw) => Ok(Some(raw)),
+        // Where a node doesn't say that the block is sealed, its results have to, and a block without any can't.
+        Ok(raw) => Ok(Some(raw).filter(|raw| is_said_sealed || raw.facts.tx_count > 0)),
         // It may have the rest in a moment.
         Err(error @ FlowError::Incomplete { .. }) => {
             tracing::debug!(node = node.name, height, %error, "a block is not whole yet");

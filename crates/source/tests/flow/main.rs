@@ -149,6 +149,18 @@ async fn a_block_that_contradicts_itself_names_the_node() {
 }
 
 #[tokio::test]
+async fn f06_a_block_that_nothing_calls_sealed_is_not_taken() {
+    let mut blocks = linked_blocks(20..=21, &[1], 1);
+    blocks.extend(linked_blocks(22..=22, &[], 0));
+    blocks.get_mut(&22).expect("is there").transactions.clear();
+    let said = FlowNode::start(Chain::new(blocks.clone())).await;
+    assert_eq!(one(&said).await.blocks(range(20, 22)).await.expect("answers").len(), 3);
+    let silent = FlowNode::start(Chain { is_silent_on_seals: true, ..Chain::new(blocks) }).await;
+    let answer = one(&silent).await.blocks(range(20, 22)).await.expect("answers");
+    assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
+}
+
+#[tokio::test]
 async fn a_node_of_another_network_is_refused() {
     let node =
         FlowNode::start(Chain { network: "flow-mainnet", ..Chain::new(linked_blocks(1..=2, &[1], 0)) }).await;

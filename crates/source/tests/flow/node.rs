@@ -29,6 +29,8 @@ pub struct Chain {
     pub is_old: bool,
     /// The largest answer that it gives.
     pub max_answer_bytes: usize,
+    /// It does not say whether a block is sealed.
+    pub is_silent_on_seals: bool,
     /// Bulk results fail over one transaction's message.
     pub is_bulk_broken: bool,
     /// More than so many requests within a second are refused.
@@ -156,7 +158,11 @@ impl Chain {
                 let draft = self.by_height(read::<proto::GetBlockByHeightRequest>(question)?.height)?;
                 encoded(&proto::BlockResponse {
                     block: Some(draft.block.encode_to_vec().into()),
-                    block_status: BlockStatus::Sealed as i32,
+                    block_status: if self.is_silent_on_seals {
+                        BlockStatus::Unknown
+                    } else {
+                        BlockStatus::Sealed
+                    } as i32,
                 })
             }
             "GetTransactionsByBlockID" => {
