@@ -18,7 +18,7 @@ use crate::proto::{
     Block, BlockHeader, Event, ExecutionResult, RESULT_COLLECTION, RESULT_EVENTS, RESULT_METADATA,
     Transaction, TransactionResult, TransactionStatus,
 };
-use crate::terms::event_term;
+use crate::terms::terms_of_event;
 use crate::wire;
 use crate::{FlowAddress, FlowError};
 
@@ -184,7 +184,7 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
         let tx_id = check_result(height, &id, index, &decoded, &outcome, is_system, &mut unverified)?;
         check_events(height, index, tx_id, &outcome.events)?;
         log_count = log_count.saturating_add(outcome.events.len() as u32);
-        terms.extend(outcome.events.iter().map(|event| event_term(&event.r#type)));
+        terms.extend(outcome.events.iter().flat_map(terms_of_event));
         let payer = FlowAddress::from_slice(&decoded.payer);
         let payer = payer.ok_or_else(|| {
             FlowError::malformed(format!("the payer of {what}"), "it has more than 8 bytes")
@@ -231,6 +231,34 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
         traces: None,
         log_terms: terms,
     })
+}
+
+/// Holds a stored block against itself once more, by all that it was held against when it was taken, and gives it as it was then.
+pub fn check_stored(stored: &StoredBlock) -> Result<RawBlock, FlowError> {
+    let height = stored.facts.height;
+    let parts = |what: &str, of: &Bytes| -> Result<Vec<Bytes>, FlowError> {
+        let ranges = wire::repeated(&format!("the {what} of block {height}"), of, 1)?;
+        Ok(ranges.into_iter().map(|range| of.slice(range)).collect())
+    };
+    let whole = assemble(&BlockParts {
+        block: stored.header.clone(),
+        transactions: parts("body", &stored.body)?,
+        results: parts("receipts", &stored.receipts)?,
+        execution_result: (!stored.extras.is_empty()).then(|| stored.extras.clone()),
+    })?;
+    let differs = [
+        (whole.facts != stored.facts, "its facts"),
+        (whole.transactions != stored.transactions, "the facts of its transactions"),
+        (whole.body != stored.body, "its body"),
+        (whole.receipts != stored.receipts, "its receipts"),
+    ];
+    match differs.into_iter().find(|(differ, _)| *differ) {
+        None => Ok(whole),
+        Some((_, what)) => {
+            let message = "what is stored is not what its messages give".into();
+            Err(FlowError::Inconsistent { height: height.get(), what, message })
+        }
+    }
 }
 
 /// A result with its collection's id, where the node left it out: old ones, asked for one transaction, do.

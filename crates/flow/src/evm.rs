@@ -3,11 +3,15 @@
 //! A payload is an EIP-2718 transaction, or a direct call: `0xff ‖ RLP([type, sub-type, from, to, data, value, gas limit, nonce])`,
 //! eight items of which the first is the type again and the last the nonce.
 
+use std::borrow::Cow;
+
 use alloy_consensus::transaction::SignerRecoverable;
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes, TxKind, U256, keccak256};
 use alloy_rlp::{Decodable, Encodable, Header};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::FlowError;
 use crate::cdc::{CdcValue, Composite};
@@ -187,6 +191,33 @@ impl Executed {
             returned_data: bytes_of(event, "returnedData")?.unwrap_or_default(),
         })
     }
+}
+
+/// The hash alone of an `EVM.TransactionExecuted` event, without decoding the rest; `None` where there is none that can be read.
+pub fn executed_hash(payload: &[u8]) -> Option<B256> {
+    #[derive(Deserialize)]
+    struct Event<'p> {
+        #[serde(borrow)]
+        value: Fields<'p>,
+    }
+    #[derive(Deserialize)]
+    struct Fields<'p> {
+        #[serde(borrow)]
+        fields: Vec<Field<'p>>,
+    }
+    #[derive(Deserialize)]
+    struct Field<'p> {
+        #[serde(borrow)]
+        name: Cow<'p, str>,
+        #[serde(borrow)]
+        value: &'p RawValue,
+    }
+    let event: Event<'_> = serde_json::from_slice(payload).ok()?;
+    let field = event.value.fields.into_iter().find(|field| field.name == "hash")?;
+    let value = CdcValue::parse(field.value.get().as_bytes()).ok()?;
+    let alone =
+        Composite { kind: "Event".into(), id: String::new(), fields: vec![(field.name.into_owned(), value)] };
+    hash_of(&alone, "hash").ok()?
 }
 
 impl EvmBlock {

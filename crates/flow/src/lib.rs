@@ -20,7 +20,7 @@ pub mod terms;
 mod wire;
 
 pub use address::FlowAddress;
-pub use block::{BlockParts, Checks, DecodedBlock, DecodedEvent, DecodedTx, assemble};
+pub use block::{BlockParts, Checks, DecodedBlock, DecodedEvent, DecodedTx, assemble, check_stored};
 pub use cdc::CdcValue;
 pub use error::FlowError;
 pub use event::EventType;

@@ -130,6 +130,17 @@ pub struct ExecuteScriptAtBlockHeightRequest {
     pub arguments: Vec<Bytes>,
 }
 
+/// `ExecuteScriptAtBlockID`.
+#[derive(Clone, PartialEq, Message)]
+pub struct ExecuteScriptAtBlockIdRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub block_id: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub script: Bytes,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub arguments: Vec<Bytes>,
+}
+
 /// `GetAccountAtBlockHeight`.
 #[derive(Clone, PartialEq, Message)]
 pub struct GetAccountAtBlockHeightRequest {
