@@ -39,7 +39,7 @@ pub fn processors(config: &Config) -> anyhow::Result<Vec<Processor>> {
         Some(url) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),
         None => None,
     };
-    let mut processors = evm_processors(&Settings { wrapped, node });
+    let mut processors = evm_processors(&Settings { wrapped, node, ..Settings::default() });
     let disabled = &config.derive.disabled;
     if let Some(unknown) = disabled.iter().find(|name| {
         !cairn_explorer::processors::EVM.iter().any(|registered| registered.service.name == name.as_str())

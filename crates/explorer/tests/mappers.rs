@@ -33,7 +33,7 @@ fn settings() -> Settings {
 }
 
 fn wrapping() -> Settings {
-    Settings { wrapped: WrappedTokens::Any, node: None }
+    Settings { wrapped: WrappedTokens::Any, ..Settings::default() }
 }
 
 #[test]

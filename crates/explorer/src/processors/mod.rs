@@ -1,7 +1,7 @@
 //! The processors, and the one place where they are registered.
 //!
-//! A new one is a file here with a `SERVICE` and a function `make`, its tables in [`crate::tables`], and one line in [`EVM`]. What is
-//! chain-neutral, because it reads tables and not blocks, stands beside the folder `evm`.
+//! A new one is a file here with a `SERVICE` and a function `make`, its tables in [`crate::tables`], and one line in [`EVM`] or [`FLOW`]. What
+//! is chain-neutral, because it reads tables and not blocks, stands beside the folders `evm` and `flow`.
 
 use std::sync::Arc;
 
@@ -9,12 +9,14 @@ use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
 use cairn_store::derived::Catalog;
 
 pub mod evm;
+pub mod flow;
 pub mod ft_holdings;
 pub mod nft_ownership;
 pub mod stats;
 
 use crate::decode::evm::transfers::WrappedTokens;
 use evm::node::ContractNode;
+use flow::node::ScriptNode;
 
 /// What the processors of a chain are made with.
 #[derive(Clone, Default)]
@@ -22,8 +24,12 @@ pub struct Settings {
     /// Whose `Deposit` and `Withdrawal` events are token movements. After a change the workers that read token events have to be
     /// reindexed.
     pub wrapped: WrappedTokens,
-    /// The node that enrichers ask; without one there are none, and their tables stay empty.
+    /// The EVM node that enrichers ask; without one there are none, and their tables stay empty.
     pub node: Option<Arc<dyn ContractNode>>,
+    /// Which Flow network the blocks are of: whose contracts count. Without it there are no processors of Flow blocks.
+    pub network: Option<cairn_flow::Network>,
+    /// The Flow node that enrichers ask, like `node`.
+    pub scripts: Option<Arc<dyn ScriptNode>>,
 }
 
 /// One processor: what it says of itself, and how it is made; `None` where the settings don't allow it.
@@ -51,12 +57,37 @@ pub static EVM: &[Registration] = &[
     Registration { service: &evm::contract_code::SERVICE, make: evm::contract_code::make },
 ];
 
-/// The processors that the settings allow.
+/// The processors of Flow. Tables, names and the graph are those of EVM chains wherever they are the same thing.
+pub static FLOW: &[Registration] = &[
+    Registration { service: &ft_holdings::SERVICE, make: ft_holdings::make },
+    Registration { service: &nft_ownership::SERVICE, make: nft_ownership::make },
+    Registration { service: &stats::SERVICE, make: stats::make },
+];
+
+/// The processors of EVM chains that the settings allow.
 pub fn evm_processors(settings: &Settings) -> Vec<Processor> {
-    EVM.iter().filter_map(|registration| (registration.make)(settings)).collect()
+    made(EVM, settings)
+}
+
+/// The processors of Flow that the settings allow.
+pub fn flow_processors(settings: &Settings) -> Vec<Processor> {
+    made(FLOW, settings)
 }
 
 /// Every table of an EVM chain, those of processors that the settings don't allow included: a store's tables don't depend on settings.
 pub fn evm_catalog() -> cairn_store::Result<Catalog> {
-    Catalog::new(EVM.iter().flat_map(|registration| registration.service.tables.iter().copied()))
+    catalog(EVM)
+}
+
+/// Every table of Flow, likewise.
+pub fn flow_catalog() -> cairn_store::Result<Catalog> {
+    catalog(FLOW)
+}
+
+fn made(registrations: &[Registration], settings: &Settings) -> Vec<Processor> {
+    registrations.iter().filter_map(|registration| (registration.make)(settings)).collect()
+}
+
+fn catalog(registrations: &[Registration]) -> cairn_store::Result<Catalog> {
+    Catalog::new(registrations.iter().flat_map(|registration| registration.service.tables.iter().copied()))
 }

@@ -7,13 +7,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_core::{Height, HeightRange, StoredBlock};
+use cairn_core::{BlockFacts, Height, HeightRange, StoredBlock};
 use cairn_store::derived::{
-    BLOCK_HEIGHT, Change, ChunkCommit, DerivedSnapshot, Key, Row, StateRow, StateRows, Table, WorkerLease,
+    BLOCK_HEIGHT, Change, ChunkCommit, DerivedSnapshot, Key, NewError, Row, StateRow, StateRows, Table,
+    WorkerLease,
 };
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
+use super::map::new_error;
 use super::processor::{Changes, FoldBlock, Folder, ProcessError};
 use super::read::{not_yet, read_raw};
 
@@ -52,17 +54,18 @@ pub(super) async fn prepare(
     let finalized = chunk.finalized_exclusive;
     let blocks = std::mem::take(&mut chunk.blocks);
     let folding = folder.clone();
-    let changes = context.compute(move || fold_blocks(&*folding, &blocks, events)).await?;
+    let (changes, mut malformed) = context.compute(move || fold_blocks(&*folding, &blocks, events)).await?;
 
     let mut states = States::new(context, folder, finalized)?;
     states.load(&*snapshot, changes.iter().flat_map(|(_, changes)| changes)).await?;
     let (folding, mut worked) = (folder.clone(), states.clone());
-    let (worked, changes, more) = context
+    let (worked, changes, more, settling) = context
         .compute(move || {
-            let more = worked.run(&*folding, &changes)?;
-            Ok((worked, changes, more))
+            let (more, malformed) = worked.run(&*folding, &changes)?;
+            Ok((worked, changes, more, malformed))
         })
         .await?;
+    malformed.extend(settling);
     let states = if more.iter().all(Vec::is_empty) {
         worked
     } else {
@@ -70,8 +73,8 @@ pub(super) async fn prepare(
         states.load(&*snapshot, more.iter().flatten()).await?;
         context
             .compute(move || {
-                for ((height, changes), more) in changes.iter().zip(&more) {
-                    states.block(*height, changes.iter().chain(more), |_, _, _| {})?;
+                for ((facts, changes), more) in changes.iter().zip(&more) {
+                    states.block(facts.height, changes.iter().chain(more), |_, _, _| {})?;
                 }
                 Ok(states)
             })
@@ -89,7 +92,7 @@ pub(super) async fn prepare(
         finalized,
         ttl_ms: context.options.lease_ttl_ms,
     };
-    Ok(Prepared { commit, malformed: Vec::new() })
+    Ok(Prepared { commit, malformed })
 }
 
 /// State in this snapshot has to be that of exactly the checkpoint that the chunk goes on from: a predecessor's commit may be
@@ -108,15 +111,16 @@ pub(super) fn demand_own_checkpoint(
     }
 }
 
-type BlockChanges = Vec<(Height, Vec<(&'static str, Change)>)>;
+type BlockChanges = Vec<(BlockFacts, Vec<(&'static str, Change)>)>;
 
 fn fold_blocks(
     folder: &dyn Folder,
     blocks: &[StoredBlock],
     events: Vec<Vec<Row>>,
-) -> Result<BlockChanges, DeriveError> {
+) -> Result<(BlockChanges, Vec<NewError>), DeriveError> {
     let mut at = vec![0; events.len()];
     let mut all = Vec::with_capacity(blocks.len());
+    let mut errors = Vec::new();
     for block in blocks {
         let height = block.facts.height;
         let mut rows: Vec<&[Row]> = Vec::with_capacity(events.len());
@@ -135,9 +139,11 @@ fn fold_blocks(
         }
         let mut changes = Changes::default();
         folder.fold(&FoldBlock { facts: &block.facts, stored: Some(block), rows: &rows }, &mut changes)?;
-        all.push((height, changes.into_inner()));
+        let (changes, malformed) = changes.into_parts();
+        errors.extend(malformed.into_iter().map(|what| new_error(folder.service(), &block.facts, what)));
+        all.push((block.facts, changes));
     }
-    Ok(all)
+    Ok((all, errors))
 }
 
 /// The rows that a chunk touches.
@@ -198,17 +204,20 @@ impl States {
     fn run(
         &mut self,
         folder: &dyn Folder,
-        blocks: &[(Height, Vec<(&'static str, Change)>)],
-    ) -> Result<Vec<Vec<(&'static str, Change)>>, DeriveError> {
+        blocks: &[(BlockFacts, Vec<(&'static str, Change)>)],
+    ) -> Result<(Vec<Vec<(&'static str, Change)>>, Vec<NewError>), DeriveError> {
         let mut all = Vec::with_capacity(blocks.len());
-        for (height, changes) in blocks {
+        let mut errors = Vec::new();
+        for (facts, changes) in blocks {
             let mut more = Changes::default();
-            self.block(*height, changes.iter(), |table, before, after| {
+            self.block(facts.height, changes.iter(), |table, before, after| {
                 folder.settled(table, before, after, &mut more);
             })?;
-            all.push(more.into_inner());
+            let (more, malformed) = more.into_parts();
+            errors.extend(malformed.into_iter().map(|what| new_error(folder.service(), facts, what)));
+            all.push(more);
         }
-        Ok(all)
+        Ok((all, errors))
     }
 
     /// Lays one block's changes over the rows; `settled` hears of each row that changed, by table and key.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use cairn_core::HeightRange;
+use cairn_core::{BlockFacts, HeightRange};
 use cairn_store::derived::{ChunkCommit, LeaseKind, NewError, TableRows, WorkerLease};
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
-use super::processor::{Mapper, Output};
+use super::processor::{Malformed, Mapper, Output, ServiceInfo};
 use super::read::read_raw;
 
 pub(super) async fn prepare(
@@ -36,16 +36,7 @@ pub(super) async fn prepare(
                         None => rows.push(TableRows { table, rows: made }),
                     }
                 }
-                errors.extend(malformed.into_iter().map(|what| NewError {
-                    service: service.name.into(),
-                    height: block.facts.height,
-                    block_id: block.facts.id,
-                    transaction_id: what.transaction_id,
-                    severity: what.severity,
-                    message: what.message,
-                    raw_data: what.raw_data,
-                    raw_ref: None,
-                }));
+                errors.extend(malformed.into_iter().map(|what| new_error(service, &block.facts, what)));
             }
             Ok((rows, errors))
         })
@@ -67,4 +58,18 @@ pub(super) async fn prepare(
         ttl_ms: context.options.lease_ttl_ms,
     };
     Ok(Prepared { commit, malformed })
+}
+
+/// What a processor could not understand of a block, as the error log has it.
+pub(super) fn new_error(service: &ServiceInfo, block: &BlockFacts, what: Malformed) -> NewError {
+    NewError {
+        service: service.name.into(),
+        height: block.height,
+        block_id: block.id,
+        transaction_id: what.transaction_id,
+        severity: what.severity,
+        message: what.message,
+        raw_data: what.raw_data,
+        raw_ref: None,
+    }
 }

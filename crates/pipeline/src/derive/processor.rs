@@ -97,6 +97,7 @@ pub trait Mapper: Send + Sync {
 #[derive(Debug, Default)]
 pub struct Changes {
     changes: Vec<(&'static str, Change)>,
+    malformed: Vec<Malformed>,
 }
 
 impl Changes {
@@ -105,9 +106,19 @@ impl Changes {
         self.changes.push((table.name, change));
     }
 
+    /// Adds something that contradicts what came before, or can't be understood: see [`Malformed`].
+    pub fn malformed(&mut self, what: Malformed) {
+        self.malformed.push(what);
+    }
+
     /// The changes in order.
     pub fn into_inner(self) -> Vec<(&'static str, Change)> {
         self.changes
+    }
+
+    /// The changes in order, and what could not be understood.
+    pub fn into_parts(self) -> (Vec<(&'static str, Change)>, Vec<Malformed>) {
+        (self.changes, self.malformed)
     }
 }
 

@@ -1,0 +1,3 @@
+//! Processors that read Flow blocks or ask Flow nodes.
+
+pub mod node;
