@@ -127,7 +127,7 @@ pub fn json_block(data: &[u8]) {
 
 /// Asks everything of a block that was accepted.
 fn serve(raw: &RawBlock) -> BlockView {
-    let stored = stored(raw);
+    let stored = StoredBlock::from(raw);
     let schedule = ForkSchedule::known(1);
     let view = BlockView::decode(stored, schedule.as_ref()).expect("an accepted block is readable");
     let _ = view.block_json(true);
@@ -197,7 +197,7 @@ pub fn flow_block(data: &[u8]) {
     let Ok(raw) = assemble(&parts) else { return };
     let slices = FlowLayout::new(Network::Emulator).slices(&raw).expect("what was put together can be cut");
     assert_eq!(slices.events.len(), raw.facts.log_count as usize);
-    let decoded = cairn_flow::DecodedBlock::decode(&stored(&raw)).expect("what was put together can be read");
+    let decoded = cairn_flow::DecodedBlock::decode(&StoredBlock::from(&raw)).expect("what was put together can be read");
     assert_eq!(decoded.transactions.len(), raw.transactions.len());
     for (decoded, facts) in decoded.transactions.iter().zip(&raw.transactions) {
         assert_eq!(decoded.id, facts.id);
@@ -220,16 +220,4 @@ pub fn cadence_value(data: &[u8]) {
     }
     let _ = cairn_flow::evm::decode_payload(data);
     let _ = cairn_flow::evm::logs(data);
-}
-
-fn stored(raw: &RawBlock) -> StoredBlock {
-    StoredBlock {
-        facts: raw.facts,
-        transactions: raw.transactions.clone(),
-        header: raw.header.clone(),
-        body: raw.body.clone(),
-        receipts: raw.receipts.clone(),
-        extras: raw.extras.clone(),
-        traces: raw.traces.clone(),
-    }
 }

@@ -7,7 +7,6 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use cairn_core::StoredBlock;
 use cairn_evm::{BlockView, ConsensusBlock, from_consensus};
 use cairn_source::evm::file::scan_blocks;
 use serde_json::{Value, json};
@@ -78,16 +77,7 @@ fn rlp_input(block: &Bytes, receipts: &[Bytes]) -> Vec<u8> {
 
 fn json_input(block: &Bytes, receipts: Vec<Bytes>) -> Vec<u8> {
     let raw = from_consensus(&ConsensusBlock::from_block_rlp(block, receipts).expect("good")).expect("good");
-    let stored = StoredBlock {
-        facts: raw.facts,
-        transactions: raw.transactions,
-        header: raw.header,
-        body: raw.body,
-        receipts: raw.receipts,
-        extras: raw.extras,
-        traces: None,
-    };
-    let view = BlockView::decode(stored, None).expect("good");
+    let view = BlockView::decode(raw.into(), None).expect("good");
     json!({"block": view.block_json(true).expect("good"), "receipts": view.receipts_json().expect("good")})
         .to_string()
         .into_bytes()

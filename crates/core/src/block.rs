@@ -152,3 +152,33 @@ pub struct StoredBlock {
     /// With [`Parts::TRACES`]; `None` also where none were archived.
     pub traces: Option<Bytes>,
 }
+
+/// As a store gives it back with all its parts.
+impl From<RawBlock> for StoredBlock {
+    fn from(block: RawBlock) -> Self {
+        Self {
+            facts: block.facts,
+            transactions: block.transactions,
+            header: block.header,
+            body: block.body,
+            receipts: block.receipts,
+            extras: block.extras,
+            traces: block.traces,
+        }
+    }
+}
+
+/// As a store gives it back with all its parts, which are shared and not copied.
+impl From<&RawBlock> for StoredBlock {
+    fn from(block: &RawBlock) -> Self {
+        Self {
+            facts: block.facts,
+            transactions: block.transactions.clone(),
+            header: block.header.clone(),
+            body: block.body.clone(),
+            receipts: block.receipts.clone(),
+            extras: block.extras.clone(),
+            traces: block.traces.clone(),
+        }
+    }
+}

@@ -12,7 +12,7 @@ use cairn_evm::{
 use serde_json::Value;
 
 mod common;
-use common::{Case, assert_same, cases, chain, stored, suite};
+use common::{Case, assert_same, cases, chain, suite};
 
 struct Suite {
     folder: std::path::PathBuf,
@@ -27,7 +27,7 @@ impl Suite {
         let mut blocks = vec![genesis_block(&genesis).unwrap()];
         blocks.extend(chain(&folder));
         let view =
-            |block| BlockView::decode(stored(&from_consensus(&block).unwrap()), Some(&schedule)).unwrap();
+            |block| BlockView::decode(from_consensus(&block).unwrap().into(), Some(&schedule)).unwrap();
         Some(Suite { folder, views: blocks.into_iter().map(view).collect() })
     }
 

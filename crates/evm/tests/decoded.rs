@@ -7,7 +7,6 @@ use cairn_evm::{BlockView, ChainProfile, DecodedBlock, LogFilter, Recipient, fro
 use serde_json::{Value, json};
 
 mod common;
-use common::stored;
 
 fn number(value: &Value) -> Option<U256> {
     value.as_str().map(|text| U256::from_str_radix(&text[2..], 16).unwrap())
@@ -76,7 +75,7 @@ fn typed_values_are_those_that_are_served() {
     let Some(suite) = common::suite() else { return };
     let mut transactions = 0;
     for block in common::chain(&suite) {
-        transactions += assert_as_served(&stored(&from_consensus(&block).unwrap())).transactions.len();
+        transactions += assert_as_served(&from_consensus(&block).unwrap().into()).transactions.len();
     }
     assert!(transactions > 100);
 }
@@ -85,7 +84,7 @@ fn typed_values_are_those_that_are_served() {
 fn parts_that_were_not_read_are_unknown_or_named() {
     let Some(suite) = common::suite() else { return };
     let chain = common::chain(&suite);
-    let block = chain.iter().map(|block| stored(&from_consensus(block).unwrap()));
+    let block = chain.iter().map(|block| StoredBlock::from(from_consensus(block).unwrap()));
     let whole = block.max_by_key(|block| block.facts.log_count).unwrap();
     let logs_only = StoredBlock { header: [][..].into(), body: [][..].into(), ..whole.clone() };
     let decoded = DecodedBlock::decode(&logs_only).unwrap();
@@ -114,7 +113,7 @@ fn made_up(transactions: &[Value], receipts: Vec<Value>) -> StoredBlock {
         "difficulty": "0x1", "gasLimit": "0x1c9c380", "gasUsed": "0x5208", "timestamp": "0x64", "extraData": "0x",
         "mixHash": zeros(32), "nonce": zeros(8), "uncles": [], "size": "0x220", "transactions": transactions,
     });
-    stored(&from_rpc(block, receipts, &profile).unwrap())
+    from_rpc(block, receipts, &profile).unwrap().into()
 }
 
 fn tx(index: u64, more: Value) -> Value {

@@ -9,7 +9,7 @@ use cairn_evm::{
 use serde_json::{Value, json};
 
 mod common;
-use common::{assert_same, stored};
+use common::assert_same;
 
 const HASH: &str = "0x1111111111111111111111111111111111111111111111111111111111111111";
 const TX: &str = "0x2222222222222222222222222222222222222222222222222222222222222222";
@@ -74,7 +74,7 @@ fn log(tx: &Value, index: u64) -> Value {
 }
 
 fn view(block: &RawBlock) -> BlockView {
-    BlockView::decode(stored(block), None).unwrap()
+    BlockView::decode(block.into(), None).unwrap()
 }
 
 /// Nothing is kept beside the bytes but the size that these blocks make up.

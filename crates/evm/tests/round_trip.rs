@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value};
 
 mod common;
-use common::{assert_same, cases, chain, stored, suite};
+use common::{assert_same, cases, chain, suite};
 
 /// A block as a node of the suite's chain gives it.
 struct NodeBlock {
@@ -29,7 +29,7 @@ fn node_blocks() -> Option<(Vec<NodeBlock>, ForkSchedule)> {
     blocks.extend(chain(&folder));
     let node = |block| {
         let consensus = from_consensus(&block).unwrap();
-        let view = BlockView::decode(stored(&consensus), Some(&schedule)).unwrap();
+        let view = BlockView::decode((&consensus).into(), Some(&schedule)).unwrap();
         let ommers =
             (0..view.ommer_count().unwrap()).map(|at| view.ommer_json(at).unwrap().unwrap()).collect();
         NodeBlock {
@@ -57,10 +57,10 @@ fn a_nodes_json_gives_the_consensus_block() {
     for node in blocks {
         let mut raw = node.read(&ChainProfile::default());
         assert_eq!(check_block(&raw, &ChainProfile::default()), Ok(Checks::empty()));
-        let view = BlockView::decode(stored(&raw), None).unwrap();
+        let view = BlockView::decode((&raw).into(), None).unwrap();
         assert_same("block", &view.block_json(true).unwrap(), &node.block);
         assert!(view.receipts_json().unwrap() == node.receipts);
-        let view = BlockView::decode(stored(&raw), Some(&schedule)).unwrap();
+        let view = BlockView::decode((&raw).into(), Some(&schedule)).unwrap();
         assert!(view.receipts_json().unwrap() == node.receipts);
         for (at, ommer) in node.ommers.iter().enumerate() {
             assert_same("ommer", &view.ommer_json(at).unwrap().unwrap(), ommer);
@@ -119,7 +119,7 @@ fn the_suites_own_json_is_served_back() {
             let raw = from_rpc(block.clone(), receipts.clone(), &ChainProfile::default()).unwrap();
             assert_eq!(check_block(&raw, &ChainProfile::default()), Ok(Checks::empty()));
             assert!(raw.extras.is_empty());
-            let view = BlockView::decode(stored(&raw), None).unwrap();
+            let view = BlockView::decode((&raw).into(), None).unwrap();
             assert_same(&case.name, &view.block_json(true).unwrap(), &block);
             assert!(view.receipts_json().unwrap() == receipts);
             compared += 1;
@@ -212,7 +212,7 @@ fn whatever_a_node_says_beyond_consensus_is_served_back() {
         let raw = from_rpc(block.clone(), receipts.clone(), &ChainProfile::default()).unwrap();
         prop_assert_eq!(check_block(&raw, &ChainProfile::default()), Ok(Checks::empty()));
         prop_assert_eq!((&raw.header, &raw.body, &raw.receipts), (&node.consensus.header, &node.consensus.body, &node.consensus.receipts));
-        let view = BlockView::decode(stored(&raw), None).unwrap();
+        let view = BlockView::decode((&raw).into(), None).unwrap();
         assert_same("block", &view.block_json(true).unwrap(), &block);
         let served = view.receipts_json().unwrap();
         for (ours, theirs) in served.iter().zip(&receipts) {
@@ -243,7 +243,7 @@ fn damaged_json_never_panics() {
         for profile in [ChainProfile::default(), lenient] {
             let Ok(raw) = from_rpc(block.clone(), receipts.clone(), &profile) else { continue };
             let _either_way = check_block(&raw, &profile);
-            let view = BlockView::decode(stored(&raw), None).unwrap();
+            let view = BlockView::decode((&raw).into(), None).unwrap();
             view.block_json(true).unwrap();
             view.receipts_json().unwrap();
             view.logs(&Default::default(), false).unwrap();

@@ -6,7 +6,7 @@ mod support;
 
 use std::path::PathBuf;
 
-use cairn_core::{Height, HeightRange, RawBlock, StoredBlock};
+use cairn_core::{Height, HeightRange, RawBlock};
 use cairn_evm::{BlockView, SendersAre};
 use cairn_source::ChainSource;
 use cairn_source::evm::file::{ChainFile, FileSourceOptions};
@@ -44,16 +44,7 @@ struct Block {
 
 fn as_node(block: &RawBlock) -> Block {
     let (json, receipts) = to_rpc_json(block).unwrap();
-    let stored = StoredBlock {
-        facts: block.facts,
-        transactions: block.transactions.clone(),
-        header: block.header.clone(),
-        body: block.body.clone(),
-        receipts: block.receipts.clone(),
-        extras: block.extras.clone(),
-        traces: None,
-    };
-    let view = BlockView::decode(stored, None).unwrap();
+    let view = BlockView::decode(block.into(), None).unwrap();
     let ommers = (0..view.ommer_count().unwrap()).map(|at| view.ommer_json(at).unwrap().unwrap()).collect();
     Block { id: block.facts.id.to_string(), json, receipts, ommers }
 }

@@ -6,7 +6,6 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use cairn_core::{RawBlock, StoredBlock};
 use cairn_evm::ConsensusBlock;
 use serde_json::Value;
 
@@ -80,19 +79,6 @@ pub fn cases(suite: &std::path::Path, method: &str) -> Vec<Case> {
     }
     assert!(!cases.is_empty());
     cases
-}
-
-/// A block as it is read back from a store with all its parts.
-pub fn stored(block: &RawBlock) -> StoredBlock {
-    StoredBlock {
-        facts: block.facts,
-        transactions: block.transactions.clone(),
-        header: block.header.clone(),
-        body: block.body.clone(),
-        receipts: block.receipts.clone(),
-        extras: block.extras.clone(),
-        traces: block.traces.clone(),
-    }
 }
 
 /// Compares whole JSON and names the first field that differs.

@@ -292,15 +292,7 @@ pub fn suite_chain(folder: &std::path::Path) -> Vec<StoredBlock> {
         let receipts = of_block.unwrap()["receipts"].as_array().unwrap().iter().map(unhex).collect();
         let block = cairn_evm::ConsensusBlock::from_block_rlp(&block, receipts).unwrap();
         let raw = cairn_evm::from_consensus(&block).unwrap();
-        blocks.push(StoredBlock {
-            facts: raw.facts,
-            transactions: raw.transactions,
-            header: raw.header,
-            body: raw.body,
-            receipts: raw.receipts,
-            extras: raw.extras,
-            traces: raw.traces,
-        });
+        blocks.push(raw.into());
     }
     blocks
 }
