@@ -12,16 +12,25 @@ pub struct NodeConfig {
     pub url: Url,
     /// The first height that it serves: its spork's root. `None`: what it says itself ([`cairn_flow::proto::NodeVersionInfo`]).
     pub first_height: Option<u64>,
-    /// The height before which it stops: the next spork's root. `None`: it is the live one.
+    /// The height before which it stops: the next spork's root. `None`: the first height of the next spork among the other nodes; the live one has
+    /// no end.
     pub end_height_exclusive: Option<u64>,
     /// How many requests it may be sent a second. Public nodes allow about 100; 0 means no limit of ours.
     pub requests_per_s: u32,
+    /// Of them, how many scripts and accounts it may be asked for. Public nodes allow about 5; 0 means no limit of ours.
+    pub scripts_per_s: u32,
 }
 
 impl NodeConfig {
     /// A node at `url` that is asked for all heights from its own root up.
     pub fn new(url: Url) -> NodeConfig {
-        NodeConfig { url, first_height: None, end_height_exclusive: None, requests_per_s: 100 }
+        NodeConfig {
+            url,
+            first_height: None,
+            end_height_exclusive: None,
+            requests_per_s: 100,
+            scripts_per_s: 5,
+        }
     }
 }
 

@@ -6,6 +6,11 @@
 //! | one node: connection, calls, limits | `node`, `codec`, `pace` |
 //! | what refusals mean | `classify` |
 //! | one whole block | `fetch` |
+//! | scripts and accounts as they are at a block | [`state`] |
+//!
+//! **Law 6.** Each block is put together and checked by the codec ([`cairn_flow::assemble`]) before it is passed on: heights, links, ids of transactions,
+//! results of this block and no other, events in order, collections complete. There is no decorator around this source. What can't be checked,
+//! such as the block's own id, is marked in its facts.
 //!
 //! **Sporks.** A node serves the heights from its spork's root to the next one's. Each height has one node, or several of the same
 //! stretch, which are asked in turn. A height that no node serves is a mistake in the configuration and is never taken for "not yet".
@@ -22,6 +27,7 @@ pub mod config;
 mod fetch;
 mod node;
 mod pace;
+pub mod state;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -56,6 +62,7 @@ impl FlowSource {
     pub async fn connect(config: FlowConfig) -> Result<FlowSource> {
         config.check()?;
         let mut nodes = Vec::with_capacity(config.nodes.len());
+        let mut sporks = Vec::with_capacity(config.nodes.len());
         for configured in &config.nodes {
             let mut node = Node::new(configured, &config)?;
             check_network(&node, config.network).await?;
@@ -65,7 +72,8 @@ impl FlowSource {
                 Err(classify::Refusal::Unimplemented) => None,
                 answer => node.absent(answer)?.and_then(|answer| answer.info),
             };
-            let root = info.map_or(0, |info| info.spork_root_block_height.max(info.node_root_block_height));
+            let info = info.unwrap_or_default();
+            let root = info.spork_root_block_height.max(info.node_root_block_height);
             match configured.first_height {
                 Some(first) if first < root => {
                     return Err(SourceError::Invalid(format!(
@@ -76,7 +84,18 @@ impl FlowSource {
                 Some(_) => {}
                 None => node.first_height = root,
             }
+            // One that doesn't say its spork begins it where it is asked first.
+            let spork = if info.spork_root_block_height > 0 {
+                info.spork_root_block_height
+            } else {
+                node.first_height
+            };
+            sporks.push(spork);
             nodes.push(node);
+        }
+        for (node, spork) in nodes.iter_mut().zip(&sporks) {
+            let next = sporks.iter().copied().filter(|other| other > spork).min();
+            node.end_height_exclusive = node.end_height_exclusive.or(next);
         }
         Ok(FlowSource { config, nodes, turn: AtomicUsize::new(0), seen: AtomicU64::new(0) })
     }

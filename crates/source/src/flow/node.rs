@@ -9,7 +9,7 @@ use http::uri::PathAndQuery;
 use prost::Message;
 use tokio::sync::Semaphore;
 use tonic::client::Grpc;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
 use super::classify::{Refusal, classify};
@@ -37,6 +37,8 @@ pub(super) enum Call {
     TransactionResultsByBlockId,
     ExecutionResultForBlockId,
     SubscribeBlockDigests,
+    ExecuteScriptAtBlockId,
+    AccountAtBlockHeight,
 }
 
 impl Call {
@@ -54,8 +56,15 @@ impl Call {
             Call::TransactionsByBlockId => "/flow.access.AccessAPI/GetTransactionsByBlockID",
             Call::TransactionResultsByBlockId => "/flow.access.AccessAPI/GetTransactionResultsByBlockID",
             Call::ExecutionResultForBlockId => "/flow.access.AccessAPI/GetExecutionResultForBlockID",
+            Call::ExecuteScriptAtBlockId => "/flow.access.AccessAPI/ExecuteScriptAtBlockID",
+            Call::AccountAtBlockHeight => "/flow.access.AccessAPI/GetAccountAtBlockHeight",
             Call::SubscribeBlockDigests => "/flow.access.AccessAPI/SubscribeBlockDigestsFromStartHeight",
         })
+    }
+
+    /// Whether it needs the execution state, which nodes ration.
+    fn is_of_state(self) -> bool {
+        matches!(self, Call::ExecuteScriptAtBlockId | Call::AccountAtBlockHeight)
     }
 }
 
@@ -70,6 +79,8 @@ pub(super) struct Node {
     pub end_height_exclusive: Option<u64>,
     grpc: Grpc<Channel>,
     pace: Pace,
+    /// That of scripts and accounts, beside the one of all: one that is refused for coming too soon holds no block up.
+    state_pace: Pace,
     places: Semaphore,
     timeout: Duration,
 }
@@ -85,8 +96,12 @@ impl Node {
             node.url.host_str().unwrap_or("?"),
             node.url.port_or_known_default().unwrap_or(0)
         );
-        let endpoint = Endpoint::from_shared(node.url.to_string())
-            .map_err(|error| SourceError::Invalid(format!("{name}: {error}")))?
+        let refuse = |error: tonic::transport::Error| SourceError::Invalid(format!("{name}: {error}"));
+        let mut endpoint = Endpoint::from_shared(node.url.to_string()).map_err(refuse)?;
+        if node.url.scheme() == "https" {
+            endpoint = endpoint.tls_config(ClientTlsConfig::new().with_native_roots()).map_err(refuse)?;
+        }
+        let endpoint = endpoint
             .connect_timeout(Duration::from_millis(config.request_timeout_ms))
             .http2_keep_alive_interval(Duration::from_secs(20))
             .tcp_nodelay(true);
@@ -97,6 +112,7 @@ impl Node {
             end_height_exclusive: node.end_height_exclusive,
             grpc,
             pace: Pace::new(node.requests_per_s),
+            state_pace: Pace::new(node.scripts_per_s),
             places: Semaphore::new(config.requests_in_flight.max(1)),
             timeout: Duration::from_millis(config.request_timeout_ms),
         })
@@ -121,21 +137,27 @@ impl Node {
     /// One question, and the answer as it came. One that is refused for coming too soon is asked again a few times, after what
     /// the pace makes it wait: what was answered beside it is not thrown away.
     pub async fn ask_raw<Q: Message + Clone + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
+        let pace = if call.is_of_state() { &self.state_pace } else { &self.pace };
+        if call.is_of_state() {
+            // Before a place is taken: those are for requests that may go.
+            pace.slot().await;
+        }
         let _place = self.places.acquire().await.map_err(|closed| Refusal::Transient(closed.to_string()))?;
         let mut tries = 0;
         loop {
             let refusal = match self.ask_once(call, question.clone()).await {
                 Err(refusal @ Refusal::RateLimited(_)) => refusal,
                 other => {
-                    self.pace.answered();
+                    pace.answered();
                     return other;
                 }
             };
             metrics::counter!("cairn_source_rate_limited_total", "endpoint" => self.name.clone())
                 .increment(1);
-            self.pace.refused();
+            pace.refused();
             tries += 1;
-            if tries >= RATE_LIMITED_TRIES {
+            // Whoever asks for state asks again by itself, and keeps no place from blocks meanwhile.
+            if call.is_of_state() || tries >= RATE_LIMITED_TRIES {
                 return Err(refusal);
             }
         }
