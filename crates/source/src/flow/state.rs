@@ -1,0 +1,72 @@
+//! What a node says of the chain's state at a block: scripts and accounts.
+//!
+//! **Limits.** Nodes ration these calls; they have a pace of their own ([`super::NodeConfig::scripts_per_s`]) and use up the common one too. One that is
+//! refused for coming too soon is the caller's to ask again.
+
+use bytes::Bytes;
+use cairn_core::BlockRef;
+use cairn_flow::{FlowAddress, proto};
+
+use super::FlowSource;
+use super::classify::Refusal;
+use super::node::{Call, Node};
+use crate::{Result, SourceError};
+
+/// What a script gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Script {
+    /// The value that it returned, as JSON-CDC.
+    Returned(Bytes),
+    /// It failed, in the node's words: it doesn't check, it panicked, it took too much. It would again.
+    Failed(String),
+}
+
+impl FlowSource {
+    /// Runs a script against the state that a block left, each argument as JSON-CDC. The block is named by its id, so that the answer is of no
+    /// other fork.
+    ///
+    /// [`SourceError::Permanent`]: the node keeps no state that old.
+    pub async fn execute_script(&self, at: BlockRef, script: &str, arguments: Vec<Bytes>) -> Result<Script> {
+        let node = self.node_of(at.height.get())?;
+        let question = proto::ExecuteScriptAtBlockIdRequest {
+            block_id: Bytes::copy_from_slice(at.id.as_bytes()),
+            script: Bytes::copy_from_slice(script.as_bytes()),
+            arguments,
+        };
+        match node.ask::<_, proto::ExecuteScriptResponse>(Call::ExecuteScriptAtBlockId, question).await {
+            Ok(answer) => Ok(Script::Returned(answer.value)),
+            Err(Refusal::Permanent(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
+            Err(refusal) => Err(error_of(node, at, refusal)),
+        }
+    }
+
+    /// An account as it is at a block: balance, keys, contracts. `None`: there is none.
+    ///
+    /// Asked for by height, since nodes answer it by nothing else.
+    pub async fn account(&self, at: BlockRef, address: FlowAddress) -> Result<Option<proto::Account>> {
+        let node = self.node_of(at.height.get())?;
+        let question = proto::GetAccountAtBlockHeightRequest {
+            address: Bytes::copy_from_slice(&address.0),
+            block_height: at.height.get(),
+        };
+        match node.ask::<_, proto::AccountResponse>(Call::AccountAtBlockHeight, question).await {
+            Ok(answer) => Ok(answer.account),
+            // "account not found", or the height is not there yet.
+            Err(Refusal::NotYet) if self.linked(node, at).await? => Ok(None),
+            Err(refusal) => Err(error_of(node, at, refusal)),
+        }
+    }
+
+    /// Whether the node has this block.
+    async fn linked(&self, node: &Node, at: BlockRef) -> Result<bool> {
+        let found = self.header(node, at.height.get()).await?;
+        Ok(found.is_some_and(|linked| linked.block == at))
+    }
+}
+
+fn error_of(node: &Node, at: BlockRef, refusal: Refusal) -> SourceError {
+    refusal.into_error(&node.name).unwrap_or_else(|| SourceError::Transient {
+        endpoint: node.name.clone(),
+        message: format!("it doesn't have block {at} yet, or no longer its state"),
+    })
+}
