@@ -3,25 +3,14 @@
 mod support;
 
 use bytes::Bytes;
-use cairn_core::{BlockLayout, ErrorKind, RawBlock, StoredBlock, TxStatus};
+use cairn_core::{BlockLayout, ErrorKind, StoredBlock, TxStatus};
 use cairn_flow::proto::TransactionStatus;
-use cairn_flow::{Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble};
+use cairn_flow::terms::{evm_term, terms_of_receipts};
+use cairn_flow::{Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
 use proptest::prelude::*;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use support::Draft;
-
-fn stored(raw: &RawBlock) -> StoredBlock {
-    StoredBlock {
-        facts: raw.facts,
-        transactions: raw.transactions.clone(),
-        header: raw.header.clone(),
-        body: raw.body.clone(),
-        receipts: raw.receipts.clone(),
-        extras: raw.extras.clone(),
-        traces: None,
-    }
-}
 
 #[test]
 fn a_block_is_put_together_and_read_back() {
@@ -36,7 +25,7 @@ fn a_block_is_put_together_and_read_back() {
     assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID);
     assert_eq!(raw.log_terms.len(), 3);
 
-    let block = DecodedBlock::decode(&stored(&raw)).expect("is read");
+    let block = DecodedBlock::decode(&StoredBlock::from(&raw)).expect("is read");
     assert_eq!(block.transactions.len(), 4);
     for (index, tx) in block.transactions.iter().enumerate() {
         assert_eq!(tx.id, raw.transactions[index].id);
@@ -155,7 +144,7 @@ fn an_old_node_that_names_less_is_taken_at_the_orders_word() {
     let raw = assemble(&draft.parts()).expect("is taken");
     let unverified = Checks::from_bits_truncate(raw.facts.unverified);
     assert_eq!(unverified, Checks::BLOCK_ID | Checks::SYSTEM_MISSING | Checks::EXECUTION_RESULT);
-    let block = DecodedBlock::decode(&stored(&raw)).expect("is read");
+    let block = DecodedBlock::decode(&StoredBlock::from(&raw)).expect("is read");
     assert_eq!(block.transactions[0].id, raw.transactions[0].id);
 }
 
@@ -173,8 +162,45 @@ proptest! {
         bytes[at] = byte;
         *damaged = bytes.into();
         if let Ok(raw) = assemble(&parts) {
-            let _ = DecodedBlock::decode(&stored(&raw));
+            let _ = DecodedBlock::decode(&StoredBlock::from(&raw));
             let _ = FlowLayout::new(Network::Emulator).slices(&raw);
         }
     }
+}
+
+#[test]
+fn a_stored_block_is_held_against_itself() {
+    let raw = assemble(&Draft::new(20, &[2, 1], 3).parts()).expect("is whole");
+    assert_eq!(check_stored(&StoredBlock::from(&raw)).expect("holds"), raw);
+    assert_eq!(terms_of_receipts(&raw.receipts).expect("is read"), raw.log_terms);
+    let damages: [(&str, fn(&mut StoredBlock)); 5] = [
+        ("a transaction that is gone", |block| block.transactions.truncate(1)),
+        ("another count", |block| block.facts.log_count += 1),
+        ("another sender", |block| block.transactions[0].sender = Bytes::from_static(&[1; 8])),
+        ("receipts that are gone", |block| block.receipts = Bytes::new()),
+        ("no execution result", |block| block.extras = Bytes::new()),
+    ];
+    for (what, damage) in damages {
+        let mut block = StoredBlock::from(&raw);
+        damage(&mut block);
+        assert!(check_stored(&block).is_err(), "{what}");
+    }
+}
+
+#[test]
+fn the_hash_of_an_evm_transaction_is_a_term() {
+    let hash = [0xab; 32];
+    let bytes = vec![r#"{"type":"UInt8","value":"171"}"#; 32].join(",");
+    let mut draft = Draft::new(20, &[1], 2);
+    let event = &mut draft.transactions[0].1.events[1];
+    event.r#type = "A.f8d6e0586b0a20c7.EVM.TransactionExecuted".into();
+    event.payload = format!(
+        r#"{{"type":"Event","value":{{"id":"x","fields":[{{"value":{{"type":"Array","value":[{bytes}]}},"name":"hash"}}]}}}}"#
+    )
+    .into();
+    let raw = assemble(&draft.parts()).expect("is whole");
+    assert!(raw.log_terms.contains(&evm_term(&hash)));
+    // One that can't be read has none, and is kept.
+    draft.transactions[0].1.events[1].payload = "{".into();
+    assert!(!assemble(&draft.parts()).expect("is whole").log_terms.contains(&evm_term(&hash)));
 }
