@@ -1,7 +1,8 @@
 //! `ft_holdings_worker`: balances of fungible tokens, folded from `ft_transfers`.
 //!
 //! Counted are the rows with `affects_balance`. The zero address has no balance; a self-transfer and a transfer of nothing change none,
-//! so that somebody who sends zeros around fills no table (E27). Every row counts as a transfer of its token.
+//! so that somebody who sends zeros around fills no table (E27). Every row counts as a transfer of its token. On Flow the fees, which lists of
+//! transfers leave out, are a table of their own that counts for balances alone.
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use cairn_store::derived::{Change, Row, Sum, TableDef, Value};
 
 use super::Settings;
 use crate::names::{FT_HOLDINGS_WORKER, TOKEN_WORKER};
+use crate::tables::flow::fees::FEE_TRANSFERS;
 use crate::tables::holdings::{FT_BALANCE, FT_HOLDINGS, TOKEN_STATS, ft_holding, token_stats};
 use crate::tables::transfers::{FT_TRANSFERS, FtTransfer};
 
@@ -22,13 +24,21 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
 };
 
 static READS: &[&TableDef] = &[&FT_TRANSFERS];
+static FLOW_READS: &[&TableDef] = &[&FT_TRANSFERS, &FEE_TRANSFERS];
 
 /// Makes it.
 pub fn make(_settings: &Settings) -> Option<Processor> {
-    Some(Processor::Folder(Arc::new(FtHoldingsWorker)))
+    Some(Processor::Folder(Arc::new(FtHoldingsWorker { reads: READS })))
 }
 
-struct FtHoldingsWorker;
+/// Makes it for Flow.
+pub fn make_flow(_settings: &Settings) -> Option<Processor> {
+    Some(Processor::Folder(Arc::new(FtHoldingsWorker { reads: FLOW_READS })))
+}
+
+struct FtHoldingsWorker {
+    reads: &'static [&'static TableDef],
+}
 
 impl Folder for FtHoldingsWorker {
     fn service(&self) -> &'static ServiceInfo {
@@ -36,13 +46,15 @@ impl Folder for FtHoldingsWorker {
     }
 
     fn reads(&self) -> &'static [&'static TableDef] {
-        READS
+        self.reads
     }
 
     fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
         let height = block.facts.height.get();
         // Sums don't depend on the order of rows.
-        for row in block.rows.first().into_iter().copied().flatten() {
+        let rows =
+            block.rows.iter().enumerate().flat_map(|(table, rows)| rows.iter().map(move |row| (table, row)));
+        for (table, row) in rows {
             let transfer =
                 FtTransfer::from_row(row).map_err(|error| error.in_block(block.facts.block_ref()))?;
             let parties = &transfer.parties;
@@ -50,10 +62,11 @@ impl Folder for FtHoldingsWorker {
             let mut minted = Sum::ZERO;
             if transfer.affects_balance && !transfer.amount.is_zero() {
                 let amount = Sum::from(transfer.amount);
-                if parties.is_mint {
+                // What nobody gave or nobody took: on Flow, where tokens may lie in no account, not only mints and burns.
+                if parties.giver().is_none() {
                     minted = minted + amount;
                 }
-                if parties.is_burn {
+                if parties.taker().is_none() {
                     minted = minted + -amount;
                 }
                 if parties.giver() != parties.taker() {
@@ -65,7 +78,8 @@ impl Folder for FtHoldingsWorker {
                     }
                 }
             }
-            changes.change(&TOKEN_STATS, token_stats(token, 1, 0, minted, Some(height)));
+            let transfers = i64::from(table == 0);
+            changes.change(&TOKEN_STATS, token_stats(token, transfers, 0, minted, Some(height)));
         }
         Ok(())
     }

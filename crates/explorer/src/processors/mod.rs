@@ -59,8 +59,16 @@ pub static EVM: &[Registration] = &[
 
 /// The processors of Flow. Tables, names and the graph are those of EVM chains wherever they are the same thing.
 pub static FLOW: &[Registration] = &[
-    Registration { service: &ft_holdings::SERVICE, make: ft_holdings::make },
+    Registration { service: &flow::token::SERVICE, make: flow::token::make },
+    Registration { service: &flow::evm_worker::SERVICE, make: flow::evm_worker::make },
+    Registration { service: &flow::meta::SERVICE, make: flow::meta::make },
+    Registration { service: &flow::accounts::SERVICE, make: flow::accounts::make },
+    Registration { service: &flow::tx_metrics::SERVICE, make: flow::tx_metrics::make },
+    Registration { service: &flow::tx_contracts::SERVICE, make: flow::tx_contracts::make },
+    Registration { service: &ft_holdings::SERVICE, make: ft_holdings::make_flow },
     Registration { service: &nft_ownership::SERVICE, make: nft_ownership::make },
+    Registration { service: &flow::account_state::SERVICE, make: flow::account_state::make },
+    Registration { service: &flow::evm_chain::SERVICE, make: flow::evm_chain::make },
     Registration { service: &stats::SERVICE, make: stats::make },
 ];
 

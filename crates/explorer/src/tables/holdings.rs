@@ -57,7 +57,8 @@ pub fn ft_holding(address: &Bytes, token: (&Bytes, &str), by: Sum, height: u64) 
     ])
 }
 
-/// What is counted of a fungible token. `net_minted` is what was minted less what was burnt; `holders` counts balances above 0.
+/// What is counted of a fungible token. `net_minted` is what was minted less what was burnt; `holders` counts balances above 0. On Flow tokens
+/// may lie in no account's vault: `net_minted` is then what lies in accounts.
 pub static TOKEN_STATS: TableDef = TableDef {
     name: "token_stats",
     service: FT_HOLDINGS_WORKER,

@@ -1,14 +1,16 @@
 //! Every derived table: columns, keys, indexes. One file a family.
 //!
 //! * Columns are chain-neutral: addresses are bytes of any length, transaction ids 32 bytes, `contract_name` is empty on EVM chains. What
-//!   only EVM chains have is in [`evm`].
+//!   only EVM chains have is in [`evm`], what only Flow has in [`flow`].
 //! * Rows of events carry what a list shows, so that nothing is joined with the raw database: `transaction_index` and the time, in
 //!   milliseconds since 1970.
 //! * The index of a list ends in the full position in the chain (height, transaction, event, sub-index), so that a place in it is a
 //!   unique cursor; the rest of the key follows it by itself.
-//! * `event_index` is, on EVM chains, the log's place in its block: the `logIndex` of the JSON-RPC.
+//! * `event_index` is, on EVM chains, the log's place in its block: the `logIndex` of the JSON-RPC; on Flow the event's place in its
+//!   transaction.
 //! * A struct beside a table's definition writes and reads its rows, in the order of its columns.
 
+use alloy_primitives::B256;
 use bytes::Bytes;
 use cairn_core::{BlockRef, TxStatus};
 use cairn_pipeline::derive::processor::ProcessError;
@@ -17,6 +19,7 @@ use cairn_store::derived::{Row, TableDef, U256, Value};
 pub mod accounts;
 pub mod contracts;
 pub mod evm;
+pub mod flow;
 pub mod holdings;
 pub mod metadata;
 pub mod nfts;
@@ -108,6 +111,32 @@ impl<'a> Fields<'a> {
                 if value.is_null() { Some(None) } else { value.as_bytes().cloned().map(Some) }
             },
         )
+    }
+
+    pub fn hash(&mut self) -> Result<B256, RowError> {
+        self.take("hash", |value| B256::try_from(&value.as_bytes()?[..]).ok())
+    }
+
+    pub fn opt_hash(&mut self) -> Result<Option<B256>, RowError> {
+        self.take("hash", |value| match value {
+            Value::Null => Some(None),
+            value => B256::try_from(&value.as_bytes()?[..]).ok().map(Some),
+        })
+    }
+
+    pub fn opt_uint(&mut self) -> Result<Option<u64>, RowError> {
+        self.take("count", |value| match value {
+            Value::Null => Some(None),
+            value => value.as_int()?.try_into().ok().map(Some),
+        })
+    }
+
+    /// An amount of at most 64 bits, or null.
+    pub fn opt_number(&mut self) -> Result<Option<u64>, RowError> {
+        self.take("number of 64 bits", |value| match value {
+            Value::Null => Some(None),
+            value => value.as_amount()?.try_into().ok().map(Some),
+        })
     }
 
     pub fn text(&mut self) -> Result<&'a str, RowError> {

@@ -95,7 +95,8 @@ impl TxMetrics {
 
 /// The contracts that a transaction touched, once each. `tags`, in this order and separated by commas: `call` (it was called with
 /// data), `create` (the transaction created it), `log` (it logged), `ft` and `nft` (its token moved). An account without code that was
-/// sent data has the tag `call` as well: a block doesn't tell them apart.
+/// sent data has the tag `call` as well: a block doesn't tell them apart. On Flow: `import` (its script imports it; with an empty name, all of
+/// the account's), `create`, `update`, `remove` (its code was set, or taken away), `log`, `ft`, `nft`.
 pub static TX_CONTRACTS: TableDef = TableDef {
     name: "tx_contracts",
     service: TX_CONTRACTS_WORKER,

@@ -14,6 +14,8 @@ use cairn_flow::FlowAddress;
 use cairn_flow::cdc::{CdcValue, Composite};
 use cairn_flow::{DecodedEvent, EventType};
 
+use super::MAX_NAME_BYTES;
+
 /// An event about an account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountEvent {
@@ -176,6 +178,9 @@ fn rlp_key(bytes: &[u8]) -> Result<AccountKey, String> {
 
 fn contract(fields: &Composite, change: ContractChange) -> Result<AccountChange, String> {
     let name = fields.field("contract").and_then(CdcValue::as_str).ok_or("it names no contract")?;
+    if name.len() > MAX_NAME_BYTES {
+        return Err(format!("its contract's name has {} bytes, more than {MAX_NAME_BYTES}", name.len()));
+    }
     let hash = fields.field("codeHash").and_then(CdcValue::as_bytes).ok_or("it has no codeHash")?;
     let code_hash = <[u8; 32]>::try_from(hash.as_slice())
         .map_err(|_| format!("its codeHash has {} bytes, not 32", hash.len()))?;

@@ -59,7 +59,10 @@ impl Fungible {
                 };
                 self.ended(event_index, contract, taken, None, FtKind::Burn);
             }
-            Said::ItemWithdrawn { .. } | Said::ItemDeposited { .. } => {}
+            Said::ItemWithdrawn { .. }
+            | Said::ItemDeposited { .. }
+            | Said::SomeItemDestroyed { .. }
+            | Said::ItemDestroyed { .. } => {}
         }
     }
 

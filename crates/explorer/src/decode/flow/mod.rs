@@ -4,10 +4,26 @@
 //! between: [`TokenMoves::of`].
 
 mod accounts;
+mod fees;
 mod fungible;
+mod imports;
 mod lots;
 mod non_fungible;
 mod tokens;
 
 pub use accounts::{AccountChange, AccountEvent, AccountKey, ContractChange, RevokedKey, account_event};
-pub use tokens::{FtKind, FtMove, MalformedEvent, NftMove, TokenMoves};
+pub use fees::{Fees, fees};
+pub use imports::{MAX_IMPORTS, imports};
+pub use tokens::{FtKind, FtMove, MalformedEvent, NftKind, NftMove, TokenMoves};
+
+/// The kind of rows of fungible tokens, minted and burnt ones included.
+pub const FT_KIND: &str = "cadence-ft";
+/// The kind of rows of fees.
+pub const FEE_KIND: &str = "cadence-fee";
+/// The kind of rows of non-fungible tokens. An item of it has one owner, or none while it lies in some other resource than an account's
+/// collection.
+pub const NFT_KIND: &str = "cadence-nft";
+
+/// The longest name of a contract, in bytes, that tables hold, since they are indexed by it. What is said of a contract with a longer one is
+/// malformed.
+pub const MAX_NAME_BYTES: usize = 256;

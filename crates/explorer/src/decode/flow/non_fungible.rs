@@ -1,10 +1,13 @@
-//! Non-fungible tokens: each item's withdrawals and deposits, paired by the item.
+//! Non-fungible tokens: each item's withdrawals and deposits, paired by the item, and what was destroyed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_flow::FlowAddress;
 
-use super::tokens::{NftMove, Said};
+use super::tokens::{NftKind, NftMove, Said};
+
+/// An item: its collection and its id in it.
+type Item = (String, u64);
 
 /// An item on its way.
 #[derive(Debug)]
@@ -17,8 +20,16 @@ struct Away {
 /// All non-fungible tokens of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct NonFungible {
-    away: BTreeMap<(String, u64), Away>,
+    away: BTreeMap<Item, Away>,
+    /// Items on their way, by the resource's id.
+    by_uuid: BTreeMap<u64, Item>,
     moves: Vec<NftMove>,
+    /// Destroyed resources of a collection that isn't named, by the resource's id: the event.
+    nameless: BTreeMap<u64, u32>,
+    /// Collections that were said to be those of destroyed resources.
+    named: BTreeMap<u64, Item>,
+    /// Resources whose destruction is told.
+    burnt: BTreeSet<u64>,
 }
 
 impl NonFungible {
@@ -28,36 +39,89 @@ impl NonFungible {
             // From a collection that is no account's: it is on its way already, or new.
             Said::ItemWithdrawn { from: None, .. } | Said::ItemDeposited { to: None, .. } => {}
             Said::ItemWithdrawn { id, uuid, from: Some(from) } => {
-                let key = (contract.to_owned(), id);
-                if let Some(before) = self.away.insert(key.clone(), Away { uuid, from, event_index }) {
+                let item = (contract.to_owned(), id);
+                if let Some(uuid) = uuid {
+                    self.by_uuid.insert(uuid, item.clone());
+                }
+                if let Some(before) = self.away.insert(item.clone(), Away { uuid, from, event_index }) {
                     // Taken twice without a deposit that is told of: it had left the first account.
-                    self.left(key, before);
+                    self.left(item, before);
                 }
             }
             Said::ItemDeposited { id, uuid, to } => {
                 let away = self.away.remove(&(contract.to_owned(), id));
+                let kind = if away.is_some() { NftKind::Transfer } else { NftKind::Mint };
                 self.moves.push(NftMove {
                     collection: contract.to_owned(),
                     id,
                     uuid: uuid.or(away.as_ref().and_then(|away| away.uuid)),
                     from: away.map(|away| away.from),
                     to,
+                    kind,
                     event_index,
                 });
+            }
+            Said::SomeItemDestroyed { uuid } => {
+                let item = self.by_uuid.get(&uuid).cloned();
+                if !item.is_some_and(|item| self.destroyed(item, Some(uuid), event_index)) {
+                    self.nameless.insert(uuid, event_index);
+                }
+            }
+            Said::ItemDestroyed { id, uuid } => {
+                let item = (contract.to_owned(), id);
+                if let Some(uuid) = uuid {
+                    self.named.insert(uuid, item.clone());
+                }
+                self.destroyed(item, uuid, event_index);
             }
             _ => {}
         }
     }
 
-    fn left(&mut self, (collection, id): (String, u64), away: Away) {
-        let Away { uuid, from, event_index } = away;
-        self.moves.push(NftMove { collection, id, uuid, from: Some(from), to: None, event_index });
+    /// Whether it was taken out in this transaction. What wasn't, or was told of already, is left to [`NonFungible::end`].
+    fn destroyed(&mut self, item: Item, uuid: Option<u64>, event_index: u32) -> bool {
+        let Some(away) = self.away.remove(&item) else { return false };
+        let uuid = uuid.or(away.uuid);
+        self.burnt.extend(uuid);
+        self.moves.push(NftMove {
+            collection: item.0,
+            id: item.1,
+            uuid,
+            from: Some(away.from),
+            to: None,
+            kind: NftKind::Burn,
+            event_index,
+        });
+        true
     }
 
-    /// All movements, by event; what is still on its way left its account.
+    fn left(&mut self, (collection, id): Item, away: Away) {
+        let Away { uuid, from, event_index } = away;
+        let kind = NftKind::Withdrawal;
+        self.moves.push(NftMove { collection, id, uuid, from: Some(from), to: None, kind, event_index });
+    }
+
+    /// All movements, by event; what is still on its way left its account, and what was destroyed where it belonged to none is burnt all the
+    /// same.
     pub fn end(mut self) -> Vec<NftMove> {
-        for (key, away) in std::mem::take(&mut self.away) {
-            self.left(key, away);
+        for (item, away) in std::mem::take(&mut self.away) {
+            self.left(item, away);
+        }
+        for (uuid, event_index) in std::mem::take(&mut self.nameless) {
+            if self.burnt.contains(&uuid) {
+                continue;
+            }
+            let named = self.named.remove(&uuid).or_else(|| self.by_uuid.remove(&uuid));
+            let Some((collection, id)) = named else { continue };
+            self.moves.push(NftMove {
+                collection,
+                id,
+                uuid: Some(uuid),
+                from: None,
+                to: None,
+                kind: NftKind::Burn,
+                event_index,
+            });
         }
         self.moves.sort_by_key(|one| one.event_index);
         self.moves

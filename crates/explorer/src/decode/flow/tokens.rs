@@ -5,6 +5,9 @@
 //! | new (Cadence 1.0): the standard's contract emits, and names the type | `FungibleToken.Withdrawn`, `Deposited`, `Burned` | `NonFungibleToken.Withdrawn`, `Deposited` |
 //! | old: the token's own contract emits | `TokensWithdrawn`, `TokensDeposited`, `TokensMinted`, `TokensBurned` | `Withdraw`, `Deposit` |
 //!
+//! That an item was destroyed is told by the chain itself since Cadence 1.0 (`NFT.ResourceDestroyed`, of the standard's interface, and of the
+//! collection's own type where it declares that), and before by whatever event a contract had for it.
+//!
 //! Some contracts (FlowToken among them) emit both: where a transaction has the new form of a contract's events, its old ones aren't
 //! counted a second time. Tokens without events of their own have the new form alone.
 
@@ -13,6 +16,7 @@ use std::collections::BTreeSet;
 use cairn_flow::cdc::{CdcValue, Composite};
 use cairn_flow::{DecodedEvent, EventType, FlowAddress, Network};
 
+use super::MAX_NAME_BYTES;
 use super::fungible::{Fungible, Vault};
 use super::non_fungible::NonFungible;
 
@@ -50,7 +54,20 @@ pub struct FtMove {
     pub sub_index: u32,
 }
 
-/// A movement of one non-fungible token. One of `from` and `to` is an account.
+/// What became of an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum NftKind {
+    /// It came from no account that the transaction took it from: it is new, or lay in some other resource.
+    Mint,
+    /// From one account to another, or to itself.
+    Transfer,
+    /// It was destroyed.
+    Burn,
+    /// It left its account and reached none: it lies in some other resource.
+    Withdrawal,
+}
+
+/// A movement of one non-fungible token. One of `from` and `to` is an account, but for an item that was destroyed where it belonged to none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NftMove {
     /// The contract, as `A.<address>.<name>`.
@@ -63,6 +80,8 @@ pub struct NftMove {
     pub from: Option<FlowAddress>,
     /// Whose it is; `None`: it left, or was destroyed.
     pub to: Option<FlowAddress>,
+    /// What became of it.
+    pub kind: NftKind,
     /// The index of the event that ended the movement.
     pub event_index: u32,
 }
@@ -92,14 +111,52 @@ pub struct TokenMoves {
 /// A token event, read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Said {
-    Withdrawn { vault: Option<Vault>, amount: u64, from: Option<FlowAddress> },
-    Deposited { vault: Option<Vault>, amount: u64, to: Option<FlowAddress> },
-    Minted { amount: u64 },
-    Burned { vault: Option<u64>, amount: u64 },
-    ItemWithdrawn { id: u64, uuid: Option<u64>, from: Option<FlowAddress> },
-    ItemDeposited { id: u64, uuid: Option<u64>, to: Option<FlowAddress> },
-    Fee { amount: u64 },
+    Withdrawn {
+        vault: Option<Vault>,
+        amount: u64,
+        from: Option<FlowAddress>,
+    },
+    Deposited {
+        vault: Option<Vault>,
+        amount: u64,
+        to: Option<FlowAddress>,
+    },
+    Minted {
+        amount: u64,
+    },
+    Burned {
+        vault: Option<u64>,
+        amount: u64,
+    },
+    ItemWithdrawn {
+        id: u64,
+        uuid: Option<u64>,
+        from: Option<FlowAddress>,
+    },
+    ItemDeposited {
+        id: u64,
+        uuid: Option<u64>,
+        to: Option<FlowAddress>,
+    },
+    /// The chain itself says so in the name of the standard: of any collection, which it doesn't name.
+    SomeItemDestroyed {
+        uuid: u64,
+    },
+    /// In the name of the collection's own contract, or by it.
+    ItemDestroyed {
+        id: u64,
+        uuid: Option<u64>,
+    },
+    Fee {
+        amount: u64,
+    },
 }
+
+/// The event by which the chain says that an item was destroyed.
+const DESTROYED: &str = "NFT.ResourceDestroyed";
+/// What contracts of before called theirs. They count only for an item that was taken out in the same transaction.
+const OLD_DESTRUCTIONS: [&str; 6] =
+    ["Destroy", "Destroyed", "Burn", "Burned", "NFTDestroyed", "MomentDestroyed"];
 
 #[derive(Debug)]
 struct Read {
@@ -133,7 +190,7 @@ impl TokenMoves {
             // A mint has no new form, and a fee no old one.
             let is_repeated = !is_new_form
                 && told_anew.contains(&contract)
-                && !matches!(said, Said::Minted { .. } | Said::Fee { .. });
+                && !matches!(said, Said::Minted { .. } | Said::Fee { .. } | Said::ItemDestroyed { .. });
             if !is_repeated {
                 fungible.hear(index, &contract, &said);
                 non_fungible.hear(index, &contract, &said);
@@ -161,7 +218,8 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
         name.event,
         "TokensWithdrawn" | "TokensDeposited" | "TokensMinted" | "TokensBurned" | "Withdraw" | "Deposit"
     );
-    if !standard && !is_old && !is_fee {
+    let is_destruction = name.event == DESTROYED || OLD_DESTRUCTIONS.contains(&name.event);
+    if !standard && !is_old && !is_fee && !is_destruction {
         return Ok(None);
     }
     let fields = CdcValue::parse_event(&event.payload).map_err(|error| error.to_string())?;
@@ -189,7 +247,13 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
             uuid: Some(number(&fields, "uuid")?),
             to: account(&fields, "to")?,
         },
+        (true, "NonFungibleToken", DESTROYED) => Said::SomeItemDestroyed { uuid: number(&fields, "uuid")? },
         (true, ..) => return Ok(None),
+        // Any contract's, whatever its fields: only what is shaped like the standard's is an item's.
+        _ if is_destruction => match number(&fields, "id") {
+            Ok(id) => Said::ItemDestroyed { id, uuid: number(&fields, "uuid").ok() },
+            Err(_) => return Ok(None),
+        },
         _ if is_fee => Said::Fee { amount: amount(&fields)? },
         (_, _, "TokensWithdrawn") => {
             Said::Withdrawn { vault: None, amount: amount(&fields)?, from: account(&fields, "from")? }
@@ -208,9 +272,20 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
         }
         _ => return Ok(None),
     };
-    let contract =
-        if standard { contract_of_type(&fields)? } else { format!("A.{}.{}", address.bare(), name.contract) };
-    Ok(Some(Read { index: event.index, contract, is_new_form: standard, said }))
+    let contract = if matches!(said, Said::SomeItemDestroyed { .. }) {
+        String::new()
+    } else if standard {
+        contract_of_type(&fields)?
+    } else {
+        format!("A.{}.{}", address.bare(), name.contract)
+    };
+    // `A.`, 16 digits, a point.
+    let name_bytes = contract.len().saturating_sub(19);
+    if name_bytes > MAX_NAME_BYTES {
+        return Err(format!("its contract's name has {name_bytes} bytes, more than {MAX_NAME_BYTES}"));
+    }
+    let is_new_form = standard && !contract.is_empty();
+    Ok(Some(Read { index: event.index, contract, is_new_form, said }))
 }
 
 fn is_item(fields: &Composite, party: &str) -> bool {

@@ -1,0 +1,135 @@
+//! `evm_chain_worker`: whether the EVM chain on Flow is whole (F04).
+//!
+//! Not every Flow block has an EVM block: that is counted. But the EVM blocks that there are follow each other: each height is one more than
+//! the last one's, and each block's parent is the last one. Where that doesn't hold, it is reported as an error and has a row in
+//! `evm_gaps`, and the chain goes on from what is there.
+
+use std::sync::Arc;
+
+use cairn_flow::Network;
+use cairn_pipeline::derive::processor::{
+    Changes, FoldBlock, Folder, Malformed, ProcessError, Processor, ServiceInfo,
+};
+use cairn_store::derived::{Row, Severity, TableDef};
+
+use crate::names::{EVM_CHAIN_WORKER, EVM_WORKER};
+use crate::processors::Settings;
+use crate::tables::flow::evm::{
+    EVM_BLOCKS, EVM_CHAIN, EVM_GAPS, EvmBlockRow, EvmBlocksOf, EvmChain, evm_chain, evm_chain_counts, evm_gap,
+};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: EVM_CHAIN_WORKER,
+    version: 1,
+    upstreams: &[EVM_WORKER],
+    tables: &[&EVM_CHAIN, &EVM_GAPS],
+};
+
+static READS: &[&TableDef] = &[&EVM_BLOCKS];
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Folder(Arc::new(EvmChainWorker { network: settings.network? })))
+}
+
+struct EvmChainWorker {
+    network: Network,
+}
+
+impl Folder for EvmChainWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
+        let rows = block.rows.first().copied().unwrap_or_default();
+        // By key, which is by EVM height.
+        let blocks: Vec<EvmBlockRow> = rows
+            .iter()
+            .map(EvmBlockRow::from_row)
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.in_block(block.facts.block_ref()))?;
+        let chain_id = self.network.evm_chain_id();
+        let mut missing = 0;
+        for pair in blocks.windows(2) {
+            let [last, next] = pair else { continue };
+            let next = (next.evm_height, next.evm_parent_hash);
+            let height = block.facts.height.get();
+            missing += follow((last.evm_height, last.evm_hash), next, height, changes);
+        }
+        let of = blocks.first().zip(blocks.last()).map(|(first, last)| EvmBlocksOf {
+            first: (first.evm_height, first.evm_parent_hash),
+            last: (last.evm_height, last.evm_hash),
+            count: blocks.len() as i64,
+        });
+        changes.change(&EVM_CHAIN, evm_chain(chain_id, of));
+        if missing > 0 {
+            changes.change(&EVM_CHAIN, evm_chain_counts(chain_id, 0, missing));
+        }
+        Ok(())
+    }
+
+    fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
+        if table != EVM_CHAIN.name {
+            return;
+        }
+        let before = before.map(EvmChain::from_row).transpose();
+        let (Ok(before), Ok(after_row)) = (before, EvmChain::from_row(after)) else { return };
+        // Before the first EVM block there is nothing to follow.
+        let Some(last) = before.and_then(|before| before.last) else { return };
+        let chain_id = self.network.evm_chain_id();
+        let height =
+            after.0.last().and_then(cairn_store::derived::Value::as_height).map_or(0, |height| height.get());
+        match after_row.first_of_block {
+            None => changes.change(&EVM_CHAIN, evm_chain_counts(chain_id, 1, 0)),
+            Some(next) => {
+                let missing = follow(last, next, height, changes);
+                if missing > 0 {
+                    changes.change(&EVM_CHAIN, evm_chain_counts(chain_id, 0, missing));
+                }
+            }
+        }
+    }
+}
+
+/// Holds a block against the last one; says how many blocks are missing between them.
+fn follow(
+    last: (u64, alloy_primitives::B256),
+    next: (u64, alloy_primitives::B256),
+    height: u64,
+    changes: &mut Changes,
+) -> i64 {
+    let wanted = last.0.saturating_add(1);
+    let mut report = |message: String| {
+        changes.malformed(Malformed {
+            transaction_id: String::new(),
+            severity: Severity::Fatal,
+            message,
+            raw_data: Vec::new(),
+        });
+    };
+    if next.0 > wanted {
+        report(format!(
+            "EVM blocks {wanted} to {} are missing: block {} follows block {}",
+            next.0 - 1,
+            next.0,
+            last.0
+        ));
+        changes.change(&EVM_GAPS, evm_gap("gap", wanted, next.0 - 1, height));
+        // A count that many faults may be added to.
+        return (next.0 - wanted).min(1 << 40) as i64;
+    }
+    if next.0 < wanted {
+        report(format!("EVM block {} follows block {}: it was there already", next.0, last.0));
+        changes.change(&EVM_GAPS, evm_gap("repeat", next.0, last.0, height));
+    } else if next.1 != last.1 {
+        report(format!("EVM block {} has the parent {}, the block before it is {}", next.0, next.1, last.1));
+        changes.change(&EVM_GAPS, evm_gap("fork", next.0, next.0, height));
+    }
+    0
+}

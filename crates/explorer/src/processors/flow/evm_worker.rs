@@ -1,0 +1,333 @@
+//! `evm_worker`: EVM transactions, logs and blocks out of the events of Flow transactions.
+//!
+//! An EVM block is closed by an event of the system's own transaction, which may fail: then its transactions stand in one Flow block and its
+//! event in a later one (F04). So a transaction is derived where it was executed, whether or not its block is closed there. The index of a log
+//! runs over its EVM block; where the block began in an earlier Flow block the logs before aren't known here, which is reported, and the
+//! index runs from the first that is here.
+//!
+//! A block that is closed must have in this Flow block all transactions that it counts gas of (F05): what is missing is reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use alloy_primitives::{B256, U256};
+use bytes::Bytes;
+use cairn_core::{Parts, StoredBlock, TxStatus};
+use cairn_flow::cdc::CdcValue;
+use cairn_flow::evm::{DIRECT_CALL, DirectKind, EvmBlock, EvmTransaction, Executed, decode_payload};
+use cairn_flow::{DecodedEvent, DecodedTx, EventType, Network};
+use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::{Row, Value};
+use sha2::{Digest, Sha256};
+
+use super::accounts::executions;
+use crate::decode::{TextLimit, clean};
+use crate::names::EVM_WORKER;
+use crate::processors::Settings;
+use crate::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
+use crate::tables::flow::evm::{EVM_BLOCKS, EVM_EXECUTIONS, EvmBlockRow};
+use crate::tables::{INLINE_MAX_BYTES, opt, status_name};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: EVM_WORKER,
+    version: 1,
+    upstreams: &[],
+    tables: &[&EVM_TRANSACTIONS, &EVM_LOGS, &EVM_EXECUTIONS, &EVM_BLOCKS],
+};
+
+/// The longest error message that a row keeps.
+const ERROR_LIMIT: TextLimit = TextLimit { chars: 500, bytes: 1_000 };
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(EvmWorker { network: settings.network? })))
+}
+
+struct EvmWorker {
+    network: Network,
+}
+
+impl Mapper for EvmWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn parts(&self) -> Parts {
+        super::PARTS
+    }
+
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        let decoded = super::decode(block)?;
+        let mut evm =
+            InBlock { block, open: BTreeMap::new(), hashes: BTreeSet::new(), heights: BTreeSet::new() };
+        for (index, tx) in super::once(&decoded) {
+            for (event, executed) in executions(tx, self.network) {
+                match executed {
+                    Ok(executed) => evm.executed(index, tx, event, &executed, out),
+                    Err(error) => out.malformed(super::malformed_event(tx, event, error)),
+                }
+            }
+        }
+        let service = self.network.accounts().service;
+        for (index, tx) in super::once(&decoded) {
+            for event in &tx.events {
+                let Some(name) = EventType::parse(&event.event_type) else { continue };
+                if !name.is(service, "EVM", "BlockExecuted") {
+                    continue;
+                }
+                let closed =
+                    CdcValue::parse_event(&event.payload).and_then(|fields| EvmBlock::from_event(&fields));
+                match closed {
+                    Ok(closed) => evm.closed(index, tx, event, &closed, out),
+                    Err(error) => out.malformed(super::malformed_event(tx, event, error)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What was seen of an EVM block in this Flow block.
+#[derive(Debug, Default)]
+struct Open {
+    /// The place of its first transaction that is here.
+    first_index: u64,
+    /// Transactions that are here.
+    transactions: u64,
+    /// Their gas.
+    gas_used: u64,
+    /// Their logs.
+    logs: u64,
+}
+
+struct InBlock<'b> {
+    block: &'b StoredBlock,
+    /// By the EVM block's height.
+    open: BTreeMap<u64, Open>,
+    hashes: BTreeSet<B256>,
+    heights: BTreeSet<u64>,
+}
+
+impl InBlock<'_> {
+    fn executed(
+        &mut self,
+        index: u32,
+        tx: &DecodedTx,
+        event: &DecodedEvent,
+        executed: &Executed,
+        out: &mut Output,
+    ) {
+        let mut report = |message: String| out.malformed(super::malformed_event(tx, event, message));
+        if !self.hashes.insert(executed.hash) {
+            report(format!(
+                "EVM transaction {} stands in the block before it: it is not derived",
+                executed.hash
+            ));
+            return;
+        }
+        let place = u64::from(executed.index);
+        let open = self
+            .open
+            .entry(executed.block_height)
+            .or_insert_with(|| Open { first_index: place, ..Open::default() });
+        if open.transactions == 0 && place > 0 {
+            report(format!(
+                "the {place} transactions before it of EVM block {} are not in this Flow block: log indexes count from here",
+                executed.block_height
+            ));
+        } else if place != open.first_index + open.transactions {
+            report(format!(
+                "EVM transaction {place} of EVM block {} follows number {}",
+                executed.block_height,
+                open.first_index + open.transactions - 1
+            ));
+        }
+        let first_log = open.logs;
+        open.transactions += 1;
+        open.gas_used = open.gas_used.saturating_add(executed.gas_used);
+        open.logs += executed.logs.len() as u64;
+        let cumulative = open.gas_used;
+        let inner = match decode_payload(&executed.payload) {
+            Ok(inner) if inner.hash != executed.hash => {
+                report(format!("its payload has the hash {}, it names {}", inner.hash, executed.hash));
+                Some(inner)
+            }
+            Ok(inner) => Some(inner),
+            Err(error) => {
+                report(format!("its payload can't be read: {error}"));
+                None
+            }
+        };
+        if inner.as_ref().is_some_and(|inner| inner.from.is_none()) {
+            report("its signature gives no sender".to_owned());
+        }
+        out.row(&EVM_TRANSACTIONS, self.transaction(executed, inner.as_ref(), cumulative));
+        out.row(&EVM_EXECUTIONS, self.execution(index, tx, event, executed, inner.as_ref()));
+        for (at, log) in (first_log..).zip(&executed.logs) {
+            out.row(&EVM_LOGS, self.log(event, executed, at, log));
+        }
+    }
+
+    fn closed(
+        &mut self,
+        index: u32,
+        tx: &DecodedTx,
+        event: &DecodedEvent,
+        closed: &EvmBlock,
+        out: &mut Output,
+    ) {
+        if !self.heights.insert(closed.height) {
+            let message = format!("EVM block {} is closed a second time: it is not derived", closed.height);
+            out.malformed(super::malformed_event(tx, event, message));
+            return;
+        }
+        let none = Open::default();
+        let open = self.open.get(&closed.height).unwrap_or(&none);
+        if open.gas_used != closed.gas_used && open.first_index == 0 {
+            let message = format!(
+                "EVM block {} used {} gas, its {} transactions in this Flow block {}: some are missing",
+                closed.height, closed.gas_used, open.transactions, open.gas_used
+            );
+            out.malformed(super::malformed_event(tx, event, message));
+        }
+        let row = EvmBlockRow {
+            block_height: self.block.facts.height.get(),
+            evm_height: closed.height,
+            evm_hash: closed.hash,
+            evm_parent_hash: closed.parent_hash,
+            transaction_id: super::id(tx),
+            transaction_index: index,
+            block_timestamp_ms: self.block.facts.timestamp_ms,
+            evm_timestamp_s: closed.timestamp_s,
+            gas_used: closed.gas_used,
+            transaction_count: open.transactions,
+        };
+        out.row(&EVM_BLOCKS, row.to_row());
+    }
+
+    fn transaction(&self, executed: &Executed, inner: Option<&EvmTransaction>, cumulative_gas: u64) -> Row {
+        let address = |address: Option<alloy_primitives::Address>| {
+            opt(address, |address| Value::bytes(address.as_slice()))
+        };
+        let wide = |number: Option<u128>| opt(number, |number| Value::Amount(U256::from(number)));
+        let failed = executed.error_code != 0;
+        // Of one that charges by the block's price the event says only what it would have paid at most.
+        let fixed_price =
+            inner.filter(|inner| inner.max_priority_fee_per_gas.is_none()).map(|inner| inner.gas_price);
+        let max_fee =
+            inner.filter(|inner| inner.max_priority_fee_per_gas.is_some()).map(|inner| inner.gas_price);
+        let creates = inner.is_some_and(|inner| inner.to.is_none());
+        let method = inner.filter(|inner| inner.input.len() >= 4 && !creates);
+        let (input, input_hash) =
+            inner.map_or((Value::Null, Value::Null), |inner| inline_or_hash(&inner.input));
+        Row(vec![
+            Value::height(self.block.facts.height),
+            Value::bytes(executed.hash.as_slice()),
+            Value::uint(executed.index.into()),
+            Value::uint(self.block.facts.timestamp_ms),
+            Value::uint(executed.tx_type.into()),
+            Value::text(status_name(if failed { TxStatus::Failed } else { TxStatus::Ok })),
+            Value::Bool(executed.tx_type == DIRECT_CALL),
+            address(inner.and_then(|inner| inner.from)),
+            address(inner.and_then(|inner| inner.to)),
+            address(executed.contract_address.filter(|_| !failed)),
+            opt(inner, |inner| Value::Amount(U256::from(inner.nonce))),
+            opt(inner, |inner| Value::Amount(inner.value)),
+            opt(method, |inner| Value::bytes(&inner.input[..4])),
+            input,
+            opt(inner, |inner| Value::uint(inner.input.len() as u64)),
+            input_hash,
+            opt(inner, |inner| Value::uint(inner.gas_limit)),
+            Value::uint(executed.gas_used),
+            Value::uint(cumulative_gas),
+            wide(fixed_price),
+            wide(max_fee),
+            wide(inner.and_then(|inner| inner.max_priority_fee_per_gas)),
+            Value::Null,
+            wide(fixed_price),
+            Value::uint(executed.logs.len() as u64),
+        ])
+    }
+
+    fn execution(
+        &self,
+        index: u32,
+        tx: &DecodedTx,
+        event: &DecodedEvent,
+        executed: &Executed,
+        inner: Option<&EvmTransaction>,
+    ) -> Row {
+        let returned = &executed.returned_data;
+        Row(vec![
+            Value::height(self.block.facts.height),
+            Value::bytes(executed.hash.as_slice()),
+            Value::uint(executed.index.into()),
+            Value::uint(self.block.facts.timestamp_ms),
+            Value::Bytes(super::id(tx)),
+            Value::uint(index.into()),
+            Value::uint(event.index.into()),
+            Value::uint(executed.block_height),
+            Value::uint(executed.error_code.into()),
+            opt(Some(&executed.error_message).filter(|message| !message.is_empty()), |message| {
+                Value::text(clean(message, ERROR_LIMIT).text)
+            }),
+            opt(inner.and_then(|inner| inner.direct), |kind| Value::text(direct_name(kind))),
+            inline_or_hash(returned).0,
+            Value::uint(returned.len() as u64),
+        ])
+    }
+
+    fn log(
+        &self,
+        event: &DecodedEvent,
+        executed: &Executed,
+        log_index: u64,
+        log: &cairn_flow::evm::Log,
+    ) -> Row {
+        let topic = |at: usize| opt(log.topics.get(at), |topic| Value::bytes(topic.as_slice()));
+        let (data, payload_hash) = inline_or_hash(&log.data);
+        let payload_ref = match &data {
+            Value::Null => {
+                Value::text(format!("raw:{}/{}/{log_index}", self.block.facts.height, event.index))
+            }
+            _ => Value::Null,
+        };
+        Row(vec![
+            Value::height(self.block.facts.height),
+            Value::bytes(executed.hash.as_slice()),
+            Value::uint(log_index),
+            Value::uint(executed.index.into()),
+            Value::uint(self.block.facts.timestamp_ms),
+            Value::bytes(log.address.as_slice()),
+            topic(0),
+            topic(1),
+            topic(2),
+            topic(3),
+            data,
+            Value::uint(log.data.len() as u64),
+            payload_hash,
+            payload_ref,
+        ])
+    }
+}
+
+/// The word of a direct call.
+fn direct_name(kind: DirectKind) -> &'static str {
+    match kind {
+        DirectKind::Deposit => "deposit",
+        DirectKind::Withdraw => "withdraw",
+        DirectKind::Transfer => "transfer",
+        DirectKind::Deploy => "deploy",
+        DirectKind::Call => "call",
+    }
+}
+
+/// The data itself; above the limit its SHA-256.
+fn inline_or_hash(data: &Bytes) -> (Value, Value) {
+    if data.len() <= INLINE_MAX_BYTES {
+        (Value::bytes(data), Value::Null)
+    } else {
+        (Value::Null, Value::bytes(&Sha256::digest(data)))
+    }
+}

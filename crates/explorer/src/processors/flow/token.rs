@@ -1,0 +1,87 @@
+//! `token_worker`: token events as `ft_transfers`, `nft_transfers` and `fee_transfers`.
+//!
+//! It is the one worker that reports malformed token events, and a block that has one transaction id twice; others that read the
+//! same events pass over them.
+
+use std::sync::Arc;
+
+use cairn_core::{Parts, StoredBlock};
+use cairn_flow::Network;
+use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::Severity;
+
+use super::moves;
+use crate::decode::flow::FtKind;
+use crate::names::TOKEN_WORKER;
+use crate::processors::Settings;
+use crate::tables::flow::fees::FEE_TRANSFERS;
+use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: TOKEN_WORKER,
+    version: 1,
+    upstreams: &[],
+    tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS],
+};
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(TokenWorker { network: settings.network? })))
+}
+
+struct TokenWorker {
+    network: Network,
+}
+
+impl Mapper for TokenWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn parts(&self) -> Parts {
+        super::PARTS
+    }
+
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        let decoded = super::decode(block)?;
+        let mut next = 0;
+        for (index, tx) in super::once(&decoded) {
+            repeated(&decoded, next..index, out);
+            next = index + 1;
+            let moves = moves::of_tx(tx, self.network);
+            for moved in &moves.fungible {
+                if let Some(row) = moves::ft_row(block, index, tx, moved) {
+                    let table = if moved.kind == FtKind::Fee { &FEE_TRANSFERS } else { &FT_TRANSFERS };
+                    out.row(table, row.to_row());
+                }
+            }
+            for moved in &moves.non_fungible {
+                if let Some(row) = moves::nft_row(block, index, tx, moved) {
+                    out.row(&NFT_TRANSFERS, row.to_row());
+                }
+            }
+            for event in &moves.malformed {
+                let message = &event.message;
+                out.malformed(super::malformed_at(tx, event.event_index, &event.event_type, message));
+            }
+        }
+        repeated(&decoded, next..decoded.transactions.len() as u32, out);
+        Ok(())
+    }
+}
+
+/// Reports the transactions at these places: their ids stand in the block before them.
+fn repeated(block: &cairn_flow::DecodedBlock, places: std::ops::Range<u32>, out: &mut Output) {
+    for index in places {
+        let Some(tx) = block.transactions.get(index as usize) else { continue };
+        out.malformed(Malformed {
+            transaction_id: tx.id.to_string(),
+            severity: Severity::Fatal,
+            message: format!(
+                "transaction {index} has the id of one before it in the block: it is not derived"
+            ),
+            raw_data: Vec::new(),
+        });
+    }
+}

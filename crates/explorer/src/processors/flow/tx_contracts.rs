@@ -1,0 +1,172 @@
+//! `tx_contracts_worker`: which contracts a transaction touched, and how; and tags that say what kinds of things it did.
+//!
+//! It follows `token_worker`, as the reliability document wants it, and reads the same events.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cairn_core::{Parts, StoredBlock, TxStatus};
+use cairn_flow::{DecodedTx, EventType, FlowAddress, Network};
+use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::{Row, Value};
+
+use super::moves;
+use crate::decode::flow::{AccountChange, ContractChange, FtKind, MAX_NAME_BYTES, account_event, imports};
+use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
+use crate::processors::Settings;
+use crate::tables::flow::transactions::TX_TAGS;
+use crate::tables::transactions::{TX_CONTRACTS, TxContract};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: TX_CONTRACTS_WORKER,
+    version: 1,
+    upstreams: &[TOKEN_WORKER],
+    tables: &[&TX_CONTRACTS, &TX_TAGS],
+};
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(TxContractsWorker { network: settings.network? })))
+}
+
+/// The tags of contracts, in the order in which they are written.
+const TAGS: [&str; 7] = ["import", "create", "update", "remove", "log", "ft", "nft"];
+const IMPORT: usize = 0;
+const CREATE: usize = 1;
+const UPDATE: usize = 2;
+const REMOVE: usize = 3;
+const LOG: usize = 4;
+const FT: usize = 5;
+const NFT: usize = 6;
+
+/// The contracts of staking: of the account where `FlowIDTableStaking` stands.
+const STAKING: [&str; 4] = ["FlowIDTableStaking", "FlowStakingCollection", "FlowEpoch", "LockedTokens"];
+
+type Touched = BTreeMap<(FlowAddress, String), [bool; TAGS.len()]>;
+
+struct TxContractsWorker {
+    network: Network,
+}
+
+impl Mapper for TxContractsWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn parts(&self) -> Parts {
+        super::PARTS
+    }
+
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        let decoded = super::decode(block)?;
+        for (index, tx) in super::once(&decoded) {
+            let mut tags: BTreeSet<&'static str> = BTreeSet::new();
+            for ((address, name), is_set) in self.touched(tx, &mut tags) {
+                let of_contract: Vec<&str> =
+                    TAGS.iter().zip(is_set).filter(|(_, is_set)| *is_set).map(|(tag, _)| *tag).collect();
+                let row = TxContract {
+                    block_height: block.facts.height.get(),
+                    transaction_id: super::id(tx),
+                    contract_address: super::bytes(address),
+                    contract_name: name,
+                    transaction_index: index,
+                    block_timestamp_ms: block.facts.timestamp_ms,
+                    tags: of_contract.join(","),
+                };
+                out.row(&TX_CONTRACTS, row.to_row());
+            }
+            for tag in tags {
+                out.row(
+                    &TX_TAGS,
+                    Row(vec![
+                        Value::height(block.facts.height),
+                        Value::Bytes(super::id(tx)),
+                        Value::text(tag),
+                        Value::uint(index.into()),
+                        Value::uint(block.facts.timestamp_ms),
+                    ]),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TxContractsWorker {
+    fn touched(&self, tx: &DecodedTx, tags: &mut BTreeSet<&'static str>) -> Touched {
+        let accounts = self.network.accounts();
+        let mut touched = Touched::new();
+        let mut tag = |address: FlowAddress, name: &str, tag: usize| {
+            touched.entry((address, name.to_owned())).or_default()[tag] = true;
+        };
+        if tx.is_system {
+            tags.insert("system");
+        }
+        if tx.status() == TxStatus::Failed {
+            tags.insert("failed");
+        }
+        for (address, name) in imports(&tx.transaction.script) {
+            tag(address, &name, IMPORT);
+        }
+        for event in &tx.events {
+            let Some(name) = EventType::parse(&event.event_type) else { continue };
+            if let Some(address) = name.address.filter(|_| name.contract.len() <= MAX_NAME_BYTES) {
+                tag(address, name.contract, LOG);
+                tags.extend(event_tag(name, accounts.service));
+            } else if let Ok(Some(about)) = account_event(event) {
+                tags.insert(change_tag(&about.change));
+                if let AccountChange::Contract { name, change, .. } = &about.change {
+                    let of = match change {
+                        ContractChange::Added => CREATE,
+                        ContractChange::Updated => UPDATE,
+                        ContractChange::Removed => REMOVE,
+                    };
+                    tag(about.address, name, of);
+                }
+            }
+        }
+        let moves = moves::of_tx(tx, self.network);
+        for moved in moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee) {
+            if let Some((address, name)) = moves::contract(&moved.token) {
+                tag(address, name, FT);
+                tags.insert("ft");
+            }
+        }
+        for moved in &moves.non_fungible {
+            if let Some((address, name)) = moves::contract(&moved.collection) {
+                tag(address, name, NFT);
+                tags.insert("nft");
+            }
+        }
+        touched
+    }
+}
+
+fn event_tag(name: EventType<'_>, service: FlowAddress) -> Option<&'static str> {
+    if name.address == Some(service) {
+        match (name.contract, name.event) {
+            ("EVM", "CadenceOwnedAccountCreated") => return Some("coa-created"),
+            ("EVM", "FLOWTokensDeposited" | "FLOWTokensWithdrawn") => return Some("bridge"),
+            ("EVM", "TransactionExecuted") => return Some("evm"),
+            ("FlowTransactionScheduler", "Executed") => return Some("scheduled"),
+            _ => {}
+        }
+    }
+    match name.contract {
+        "FlowEVMBridge" => Some("bridge"),
+        contract if STAKING.contains(&contract) => Some("staking"),
+        _ => None,
+    }
+}
+
+fn change_tag(change: &AccountChange) -> &'static str {
+    match change {
+        AccountChange::Created => "account-created",
+        AccountChange::KeyAdded { .. } => "key-added",
+        AccountChange::KeyRevoked(_) => "key-revoked",
+        AccountChange::Contract { change: ContractChange::Added, .. } => "contract-added",
+        AccountChange::Contract { change: ContractChange::Updated, .. } => "contract-updated",
+        AccountChange::Contract { change: ContractChange::Removed, .. } => "contract-removed",
+    }
+}

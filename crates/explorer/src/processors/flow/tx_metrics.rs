@@ -1,0 +1,101 @@
+//! `tx_metrics_worker`: what a transaction used, paid and did.
+
+use std::sync::Arc;
+
+use cairn_core::{Parts, StoredBlock};
+use cairn_flow::Network;
+use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_store::derived::{Row, U256, Value};
+
+use super::{accounts, moves};
+use crate::decode::flow::{FtKind, fees};
+use crate::decode::{TextLimit, clean};
+use crate::names::TX_METRICS_WORKER;
+use crate::processors::Settings;
+use crate::tables::flow::transactions::FLOW_TX_METRICS;
+use crate::tables::transactions::{TX_METRICS, TxMetrics};
+use crate::tables::{opt, status_name};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: TX_METRICS_WORKER,
+    version: 1,
+    upstreams: &[],
+    tables: &[&TX_METRICS, &FLOW_TX_METRICS],
+};
+
+/// The longest error message that a row keeps: the raw store has it whole.
+const ERROR_LIMIT: TextLimit = TextLimit { chars: 2_000, bytes: 4_000 };
+
+/// Makes it.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(TxMetricsWorker { network: settings.network? })))
+}
+
+struct TxMetricsWorker {
+    network: Network,
+}
+
+impl Mapper for TxMetricsWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn parts(&self) -> Parts {
+        super::PARTS
+    }
+
+    fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        let decoded = super::decode(block)?;
+        let amount = |number: u64| Value::Amount(U256::from(number));
+        for (index, tx) in super::once(&decoded) {
+            let moves = moves::of_tx(tx, self.network);
+            let fees = fees(&tx.events, self.network);
+            // What the chain itself does is free. Elsewhere, no event: what was paid isn't known (E07).
+            let paid = fees.map(|fees| fees.amount).or_else(|| tx.is_system.then_some(0));
+            let row = TxMetrics {
+                block_height: block.facts.height.get(),
+                transaction_id: super::id(tx),
+                transaction_index: index,
+                block_timestamp_ms: block.facts.timestamp_ms,
+                status: status_name(tx.status()).into(),
+                gas_used: tx.result.computation_usage,
+                fee: paid.map(U256::from),
+                value: None,
+                event_count: tx.events.len() as u64,
+                ft_transfer_count: moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee).count()
+                    as u64,
+                nft_transfer_count: moves.non_fungible.len() as u64,
+            };
+            out.row(&TX_METRICS, row.to_row());
+
+            let (mut evm_count, mut evm_gas) = (0u64, U256::ZERO);
+            for executed in accounts::executions(tx, self.network).filter_map(|(_, executed)| executed.ok()) {
+                evm_count += 1;
+                evm_gas += U256::from(executed.gas_used);
+            }
+            let error = &tx.result.error_message;
+            out.row(
+                &FLOW_TX_METRICS,
+                Row(vec![
+                    Value::height(block.facts.height),
+                    Value::Bytes(super::id(tx)),
+                    Value::uint(index.into()),
+                    Value::uint(block.facts.timestamp_ms),
+                    Value::Bool(tx.is_system),
+                    Value::uint(tx.result.status_code.into()),
+                    opt(Some(error).filter(|error| !error.is_empty()), |error| {
+                        Value::text(clean(error, ERROR_LIMIT).text)
+                    }),
+                    amount(tx.transaction.gas_limit),
+                    amount(tx.result.computation_usage),
+                    opt(fees.and_then(|fees| fees.inclusion_effort), amount),
+                    opt(fees.and_then(|fees| fees.execution_effort), amount),
+                    Value::uint(evm_count),
+                    Value::Amount(evm_gas),
+                ]),
+            );
+        }
+        Ok(())
+    }
+}
