@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cairn_core::{BlockId, BlockRef, Clock, Fence, Height, HeightRange, Parts, RawBlock};
 
+use super::beside::beside;
 use super::blocks::{Numbers, anchor_parent, chain_after, common_term, own_term};
 use super::check::{Failure, holds, same};
 use super::subject::{Subject, info, same_dump};
@@ -25,37 +26,46 @@ const STEPS: usize = 90;
 /// How long leases last, in milliseconds.
 const TTL_MS: u64 = 5_000;
 
+/// How often each verb was answered and refused.
+type Tally = BTreeMap<String, (u64, u64)>;
+
 pub(super) fn cases() -> Vec<Case> {
     case_list!("differential": random_sequences_equal_the_reference)
 }
 
 async fn random_sequences_equal_the_reference(factory: Arc<dyn StoreFactory>) -> CaseResult {
-    let mut tally: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for seed in 0..factory.differential_seeds() {
-        let mut pair = Pair::new(&factory, seed).await?;
-        for step in 0..STEPS {
-            let done = pair.step().await;
-            let checked = match done {
-                Ok(()) => pair.agree(step % 15 == 14).await,
-                Err(failure) => Err(failure),
-            };
-            checked.map_err(|failure| {
-                Failure::new(format!("seed {seed}, step {step}, {}: {failure}", pair.doing))
-            })?;
-        }
-        pair.tested.settle().await?;
-        let agreed = pair.agree(true).await;
-        agreed.map_err(|failure| Failure::new(format!("seed {seed}, at the end: {failure}")))?;
-        for (verb, (answers, refusals)) in pair.tally {
-            let sum = tally.entry(verb).or_default();
-            *sum = (sum.0 + answers, sum.1 + refusals);
-        }
+    let of_seeds =
+        beside(factory.at_once(), 0..factory.differential_seeds(), |seed| sequence(factory.clone(), seed))
+            .await?;
+    let mut tally = Tally::new();
+    for (verb, (answers, refusals)) in of_seeds.into_iter().flatten() {
+        let sum = tally.entry(verb).or_default();
+        *sum = (sum.0 + answers, sum.1 + refusals);
     }
     // Sequences in which everything is refused would agree as well.
     let of_use = ["append", "claim", "fill", "advance", "finalize", "rollback", "purge", "prune"]
         .iter()
         .all(|verb| tally.get(*verb).is_some_and(|(answers, _)| *answers >= 10));
     holds(of_use || factory.differential_seeds() < 10, format!("too few verbs were answered: {tally:?}"))
+}
+
+/// One sequence; how often each verb was answered and refused.
+async fn sequence(factory: Arc<dyn StoreFactory>, seed: u64) -> CaseResult<Tally> {
+    let mut pair = Pair::new(&factory, seed).await?;
+    for step in 0..STEPS {
+        let done = pair.step().await;
+        let checked = match done {
+            Ok(()) => pair.agree(step % 15 == 14).await,
+            Err(failure) => Err(failure),
+        };
+        checked.map_err(|failure| {
+            Failure::new(format!("seed {seed}, step {step}, {}: {failure}", pair.doing))
+        })?;
+    }
+    pair.tested.settle().await?;
+    let agreed = pair.agree(true).await;
+    agreed.map_err(|failure| Failure::new(format!("seed {seed}, at the end: {failure}")))?;
+    Ok(pair.tally)
 }
 
 /// A lease as both stores gave it; they may give different fences.
@@ -82,7 +92,7 @@ struct Pair {
     /// The last verb, for messages.
     doing: String,
     /// How often each verb was answered and refused.
-    tally: BTreeMap<String, (u64, u64)>,
+    tally: Tally,
 }
 
 impl Pair {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cairn_core::{Height, Parts, RawBlock};
 
+use super::beside::beside;
 use super::blocks::{as_stored, chain, fork};
 use super::check::{Failure, same};
 use super::leases::{TTL_MS, part};
@@ -115,8 +116,10 @@ fn at(step: usize) -> impl Fn(Failure) -> Failure {
 }
 
 async fn i01_a_restart_at_any_point_loses_and_doubles_nothing(factory: Arc<dyn StoreFactory>) -> CaseResult {
-    for stop in 0..=STEPS {
-        let run = async || -> CaseResult {
+    let stops = 0..STEPS as u64 + 1;
+    beside(factory.at_once(), stops, |stop| {
+        let (factory, stop) = (factory.clone(), stop as usize);
+        let run = async move {
             let (mut script, subject) = (Script::new(), Subject::new(&factory).await?);
             for step in 0..stop {
                 script.step(&subject, step).await?;
@@ -131,16 +134,22 @@ async fn i01_a_restart_at_any_point_loses_and_doubles_nothing(factory: Arc<dyn S
             subject.shows(script.end()).await?;
             subject.dumps_as(script.end()).await
         };
-        run().await.map_err(at(stop))?;
-    }
+        async move {
+            let ended: CaseResult = run.await;
+            ended.map_err(at(stop))
+        }
+    })
+    .await?;
     Ok(())
 }
 
 async fn an_answer_lost_at_any_point_is_settled_by_asking_again(
     factory: Arc<dyn StoreFactory>,
 ) -> CaseResult {
-    for stop in (1..=STEPS).filter(|stop| Script::is_repeatable(stop - 1)) {
-        let run = async || -> CaseResult {
+    let stops: Vec<_> = (1..=STEPS).filter(|stop| Script::is_repeatable(stop - 1)).collect();
+    beside(factory.at_once(), 0..stops.len() as u64, |number| {
+        let (factory, stop) = (factory.clone(), stops[number as usize]);
+        let run = async move {
             let (mut script, subject) = (Script::new(), Subject::new(&factory).await?);
             for step in 0..stop {
                 script.step(&subject, step).await?;
@@ -156,8 +165,12 @@ async fn an_answer_lost_at_any_point_is_settled_by_asking_again(
             subject.shows(script.end()).await?;
             subject.dumps_as(script.end()).await
         };
-        run().await.map_err(at(stop))?;
-    }
+        async move {
+            let ended: CaseResult = run.await;
+            ended.map_err(at(stop))
+        }
+    })
+    .await?;
     Ok(())
 }
 

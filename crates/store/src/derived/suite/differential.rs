@@ -17,6 +17,7 @@ use crate::derived::fork::DerivedCheckpoint;
 use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::Scan;
 use crate::derived::writer::{ApplyProgress, ChunkCommit, Repairs};
+use crate::suite::beside::beside;
 use crate::suite::blocks::Numbers;
 use crate::suite::check::{holds, same};
 use crate::{Result, StoreError};
@@ -24,35 +25,44 @@ use crate::{Result, StoreError};
 /// How many verbs a sequence has.
 const STEPS: usize = 120;
 
+/// How often each verb was answered and refused.
+type Tally = BTreeMap<String, (u64, u64)>;
+
 pub(super) fn cases() -> Vec<Case> {
     case_list!("differential": random_sequences_equal_the_reference)
 }
 
 async fn random_sequences_equal_the_reference(factory: Arc<dyn DerivedFactory>) -> CaseResult {
-    let mut tally: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for seed in 0..factory.differential_seeds() {
-        let mut pair = Pair::new(&factory, seed).await?;
-        for step in 0..STEPS {
-            let done = pair.step().await;
-            let checked = match done {
-                Ok(()) => pair.agree(step % 20 == 19).await,
-                Err(failure) => Err(failure),
-            };
-            checked.map_err(|failure| {
-                Failure::new(format!("seed {seed}, step {step}, {}: {failure}", pair.doing))
-            })?;
-        }
-        let ended = pair.end().await;
-        ended.map_err(|failure| Failure::new(format!("seed {seed}, at the end: {failure}")))?;
-        for (verb, (answers, refusals)) in pair.tally {
-            let sum = tally.entry(verb).or_default();
-            *sum = (sum.0 + answers, sum.1 + refusals);
-        }
+    let of_seeds =
+        beside(factory.at_once(), 0..factory.differential_seeds(), |seed| sequence(factory.clone(), seed))
+            .await?;
+    let mut tally = Tally::new();
+    for (verb, (answers, refusals)) in of_seeds.into_iter().flatten() {
+        let sum = tally.entry(verb).or_default();
+        *sum = (sum.0 + answers, sum.1 + refusals);
     }
     // Sequences in which everything is refused would agree as well.
     let verbs = ["claim", "commit", "end", "renew", "apply", "repair", "reindex"];
     let of_use = verbs.iter().all(|verb| tally.get(*verb).is_some_and(|(answers, _)| *answers >= 5));
     holds(of_use || factory.differential_seeds() < 10, format!("too few verbs were answered: {tally:?}"))
+}
+
+/// One sequence; how often each verb was answered and refused.
+async fn sequence(factory: Arc<dyn DerivedFactory>, seed: u64) -> CaseResult<Tally> {
+    let mut pair = Pair::new(&factory, seed).await?;
+    for step in 0..STEPS {
+        let done = pair.step().await;
+        let checked = match done {
+            Ok(()) => pair.agree(step % 20 == 19).await,
+            Err(failure) => Err(failure),
+        };
+        checked.map_err(|failure| {
+            Failure::new(format!("seed {seed}, step {step}, {}: {failure}", pair.doing))
+        })?;
+    }
+    let ended = pair.end().await;
+    ended.map_err(|failure| Failure::new(format!("seed {seed}, at the end: {failure}")))?;
+    Ok(pair.tally)
 }
 
 struct Pair {
@@ -67,7 +77,7 @@ struct Pair {
     /// The last verb, for messages.
     doing: String,
     /// How often each verb was answered and refused.
-    tally: BTreeMap<String, (u64, u64)>,
+    tally: Tally,
 }
 
 impl Pair {

@@ -11,6 +11,7 @@ use super::{Case, CaseResult, DerivedFactory};
 use crate::derived::lease::{
     ClaimRequest, LeaseEnd, LeaseFilter, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES, WorkerLease,
 };
+use crate::suite::beside::beside;
 use crate::suite::check::{holds, is_fenced, is_invalid, refused, same};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -542,18 +543,20 @@ async fn l06_a_flood_of_expired_leases_is_reaped_in_bounded_steps(
     let subject = Subject::new(&factory, Raw::new()).await?;
     let count = factory.expired_leases();
     let services = count / 200 + 1;
-    for height in 0..count {
-        let request = ClaimRequest {
-            service: format!("flood {}", height % services),
-            range_heights: 1,
-            limit_exclusive: Height(u64::MAX),
-            ..subject.request(MAPPER)
-        };
-        if height < services {
-            subject.store.register(&request.service, Height(0)).await?;
-        }
-        subject.claim_as(&request).await?;
+    for number in 0..services {
+        subject.store.register(&format!("flood {number}"), Height(0)).await?;
     }
+    let request =
+        ClaimRequest { range_heights: 1, limit_exclusive: Height(u64::MAX), ..subject.request(MAPPER) };
+    beside(factory.at_once(), 0..count, |height| {
+        let store = subject.store.clone();
+        let request = ClaimRequest { service: format!("flood {}", height % services), ..request.clone() };
+        async move {
+            let lease = store.claim(&request).await?;
+            holds(lease.is_some(), format!("nothing to claim for {}", request.service))
+        }
+    })
+    .await?;
     subject.clock.advance_ms(TTL_MS);
     let (step, mut reaped) = ((count / 20).max(1), 0);
     loop {

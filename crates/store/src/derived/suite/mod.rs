@@ -46,6 +46,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cairn_core::Clock;
+use futures::{StreamExt, stream};
 
 use super::errors::ErrorLog;
 use super::reader::DerivedDump;
@@ -75,6 +76,12 @@ pub trait DerivedFactory: Send + Sync + 'static {
     /// How many random sequences of verbs the differential case compares with the reference.
     fn differential_seeds(&self) -> u64 {
         16
+    }
+
+    /// How many cases, and how many runs within a case that has many of one kind, are worked on at the same time: each on a place of its
+    /// own. For backends that are waited for.
+    fn at_once(&self) -> usize {
+        1
     }
 
     /// How many leases expire at once in the case of L06.
@@ -116,6 +123,18 @@ impl Case {
     pub async fn run(&self, factory: Arc<dyn DerivedFactory>) -> CaseResult {
         (self.run)(factory).await
     }
+
+    /// Runs it as a task of its own: the case, how long it took in milliseconds, and how it ended.
+    async fn timed(self, factory: Arc<dyn DerivedFactory>) -> (Case, u128, CaseResult) {
+        let started = Instant::now();
+        let run = tokio::spawn((self.run)(factory));
+        let ended = match tokio::time::timeout(Duration::from_secs(CASE_TIMEOUT_S), run).await {
+            Ok(Ok(ended)) => ended,
+            Ok(Err(panic)) => Err(Failure::new(format!("the case panicked: {panic}"))),
+            Err(_) => Err(Failure::new(format!("not done after {CASE_TIMEOUT_S} s"))),
+        };
+        (self, started.elapsed().as_millis(), ended)
+    }
 }
 
 impl fmt::Debug for Case {
@@ -143,20 +162,15 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Runs every case whose name contains `filter` (all where it is `None`), one after the other, and prints a line for each.
+/// Runs every case whose name contains `filter` (all where it is `None`), as many at a time as the factory says, and prints a line for each.
 /// A case that panics, or takes longer than five minutes, has failed. Needs a tokio runtime with time.
 pub async fn run_all(factory: Arc<dyn DerivedFactory>, filter: Option<&str>) -> Report {
     let all = cases();
     let mut report = Report { total: all.len(), filtered: filter.is_some(), ..Report::default() };
-    for case in all.into_iter().filter(|case| filter.is_none_or(|part| case.name.contains(part))) {
-        let started = Instant::now();
-        let run = tokio::spawn((case.run)(factory.clone()));
-        let ended = match tokio::time::timeout(Duration::from_secs(CASE_TIMEOUT_S), run).await {
-            Ok(Ok(ended)) => ended,
-            Ok(Err(panic)) => Err(Failure::new(format!("the case panicked: {panic}"))),
-            Err(_) => Err(Failure::new(format!("not done after {CASE_TIMEOUT_S} s"))),
-        };
-        let took_ms = started.elapsed().as_millis();
+    let chosen = all.into_iter().filter(|case| filter.is_none_or(|part| case.name.contains(part)));
+    let mut running =
+        stream::iter(chosen.map(|case| case.timed(factory.clone()))).buffer_unordered(factory.at_once());
+    while let Some((case, took_ms, ended)) = running.next().await {
         match ended {
             Ok(()) => {
                 println!("ok     {} ({took_ms} ms)", case.name);

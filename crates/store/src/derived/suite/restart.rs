@@ -9,6 +9,7 @@ use super::tables::{ASKER, FOLDER, MAPPER};
 use super::{Case, CaseResult, DerivedFactory, Failure};
 use crate::derived::lease::{ClaimRequest, LeaseStatus};
 use crate::derived::writer::ApplyProgress;
+use crate::suite::beside::beside;
 use crate::suite::check::holds;
 use crate::{Result, StoreError};
 
@@ -152,16 +153,21 @@ async fn live(factory: &Arc<dyn DerivedFactory>, crash: Crash, at: usize, every:
 }
 
 async fn at_any_verb(factory: Arc<dyn DerivedFactory>, crash: Crash) -> CaseResult {
-    for at in 0..1_000 {
-        match live(&factory, crash, at, false).await {
-            Ok(true) => {}
-            Ok(false) => {
-                return holds(at > 40, format!("it was done after {at} verbs"));
+    let (at_once, mut at) = (factory.at_once(), 0);
+    while at < 1_000 {
+        let end = at + at_once as u64;
+        let died = beside(at_once, at..end, |at| {
+            let factory = factory.clone();
+            async move {
+                let died = live(&factory, crash, at as usize, false).await;
+                died.map_err(|failure| Failure::new(format!("a crash {crash:?} verb {at}: {failure}")))
             }
-            Err(failure) => {
-                return Err(Failure::new(format!("a crash {crash:?} verb {at}: {failure}")));
-            }
+        });
+        if let Some(done) = died.await?.iter().position(|died| !died) {
+            let verbs = at + done as u64;
+            return holds(verbs > 40, format!("it was done after {verbs} verbs"));
         }
+        at = end;
     }
     Err(StoreError::Invalid("the process is never done".into()).into())
 }
