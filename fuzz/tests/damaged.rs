@@ -1,8 +1,5 @@
 //! The targets over random and damaged inputs, without nightly Rust: a seed is printed with each failure's input.
 
-#[path = "../../crates/flow/tests/support/mod.rs"]
-mod flow_blocks;
-
 use std::io::Read;
 use std::path::PathBuf;
 
@@ -189,7 +186,7 @@ fn damaged_token_logs() {
 #[test]
 fn damaged_flow_blocks() {
     let letters: Vec<u8> = (0..=255).chain([0x0a, 0x12, 0x1a, 0x20, 0x22, 0x3a]).collect();
-    let input = |draft: &flow_blocks::Draft| {
+    let input = |draft: &cairn_flow_node::Draft| {
         let parts = draft.parts();
         let mut all = vec![parts.block, parts.execution_result.unwrap_or_default()];
         all.extend(
@@ -207,9 +204,9 @@ fn damaged_flow_blocks() {
         input
     };
     let drafts = [
-        flow_blocks::Draft::new(20, &[1], 1),
-        flow_blocks::Draft::new(21, &[2, 1], 2),
-        flow_blocks::Draft::new(22, &[], 0),
+        cairn_flow_node::Draft::new(20, &[1], 1),
+        cairn_flow_node::Draft::new(21, &[2, 1], 2),
+        cairn_flow_node::Draft::new(22, &[], 0),
     ];
     let seeds: Vec<_> = drafts.iter().map(input).collect();
     run(cairn_fuzz::flow_block, &seeds, &letters);

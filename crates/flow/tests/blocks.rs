@@ -1,16 +1,14 @@
 //! Blocks put together from a node's answers: whole, or refused.
 
-mod support;
-
 use bytes::Bytes;
 use cairn_core::{BlockLayout, ErrorKind, StoredBlock, TxStatus};
 use cairn_flow::proto::TransactionStatus;
 use cairn_flow::terms::{evm_term, terms_of_receipts};
 use cairn_flow::{Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
+use cairn_flow_node::Draft;
 use proptest::prelude::*;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
-use support::Draft;
 
 #[test]
 fn a_block_is_put_together_and_read_back() {

@@ -1,17 +1,14 @@
 //! The Flow source against an access node on loopback.
 
-#[path = "../../../flow/tests/support/mod.rs"]
-mod blocks;
-mod node;
-
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_flow::{Checks, Network};
+use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, RateLimit, linked_blocks};
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_source::{ChainSource, SourceError};
-use node::{Chain, FlowNode, linked_blocks};
 
 fn config(nodes: &[(&FlowNode, Option<u64>, Option<u64>)]) -> FlowConfig {
     let nodes = nodes.iter().map(|(node, first_height, end_height_exclusive)| NodeConfig {
@@ -21,6 +18,14 @@ fn config(nodes: &[(&FlowNode, Option<u64>, Option<u64>)]) -> FlowConfig {
         ..NodeConfig::new(node.url.parse().expect("a URL"))
     });
     FlowConfig { finality_heights: 5, ..FlowConfig::new(Network::Emulator, nodes.collect()) }
+}
+
+async fn serving(blocks: BTreeMap<u64, Draft>) -> FlowNode {
+    behaving(blocks, Behaviour::default()).await
+}
+
+async fn behaving(blocks: BTreeMap<u64, Draft>, behaviour: Behaviour) -> FlowNode {
+    FlowNode::start(Chain::new(blocks), behaviour).await.expect("listens")
 }
 
 async fn one(node: &FlowNode) -> FlowSource {
@@ -33,7 +38,7 @@ fn range(from: u64, to_inclusive: u64) -> HeightRange {
 
 #[tokio::test]
 async fn blocks_come_whole_and_linked_with_heads_and_finality() {
-    let node = FlowNode::start(Chain::new(linked_blocks(10..=40, &[2, 1], 2))).await;
+    let node = serving(linked_blocks(10..=40, &[2, 1], 2)).await;
     let source = one(&node).await;
     assert_eq!(source.chain_id().await.expect("is known"), Network::Emulator.chain_number());
     assert_eq!(source.first_height(), Height(10));
@@ -55,8 +60,8 @@ async fn blocks_come_whole_and_linked_with_heads_and_finality() {
 
 #[tokio::test]
 async fn f02_a_range_over_two_sporks_is_asked_of_both() {
-    let old = FlowNode::start(Chain::new(linked_blocks(1..=100, &[1], 1))).await;
-    let live = FlowNode::start(Chain::new(linked_blocks(101..=120, &[1], 1))).await;
+    let old = serving(linked_blocks(1..=100, &[1], 1)).await;
+    let live = serving(linked_blocks(101..=120, &[1], 1)).await;
     let source = FlowSource::connect(config(&[(&old, Some(1), Some(101)), (&live, None, None)]))
         .await
         .expect("connects");
@@ -76,7 +81,7 @@ async fn f02_a_range_over_two_sporks_is_asked_of_both() {
 
 #[tokio::test]
 async fn f02_a_node_that_begins_above_what_it_is_configured_for_is_refused_at_start() {
-    let live = FlowNode::start(Chain::new(linked_blocks(101..=120, &[1], 1))).await;
+    let live = serving(linked_blocks(101..=120, &[1], 1)).await;
     let error = FlowSource::connect(config(&[(&live, Some(90), None)])).await.expect_err("is refused");
     assert!(error.to_string().contains("none below 101"), "{error}");
 }
@@ -87,12 +92,14 @@ async fn f03_results_that_are_too_large_together_are_asked_for_one_by_one() {
     let large = blocks.get_mut(&20).expect("is there");
     large.transactions[1].1.events[0].payload = Bytes::from(vec![b' '; 18 << 20]);
     let whole = cairn_flow::assemble(&large.parts()).expect("is whole");
-    let node = FlowNode::start(Chain { max_answer_bytes: 19 << 20, ..Chain::new(blocks.clone()) }).await;
+    let node =
+        behaving(blocks.clone(), Behaviour { max_answer_bytes: 19 << 20, ..Behaviour::default() }).await;
     let source = one(&node).await;
     assert_eq!(source.blocks(range(20, 21)).await.expect("answers").len(), 2);
     assert_eq!(node.asked("GetTransactionResultByIndex"), 0, "it fits into one answer");
     let small =
-        FlowNode::start(Chain { max_answer_bytes: (18 << 20) + 600, ..Chain::new(blocks.clone()) }).await;
+        behaving(blocks.clone(), Behaviour { max_answer_bytes: (18 << 20) + 600, ..Behaviour::default() })
+            .await;
     let answer = one(&small).await.blocks(range(20, 21)).await.expect("answers");
     assert_eq!(small.asked("GetTransactionResultByIndex"), 4, "of the one block");
     assert_eq!(answer[0], whole);
@@ -107,7 +114,8 @@ async fn f03_results_that_are_too_large_together_are_asked_for_one_by_one() {
 #[tokio::test]
 async fn a_bulk_call_that_breaks_over_one_transaction_is_gone_around() {
     let node =
-        FlowNode::start(Chain { is_bulk_broken: true, ..Chain::new(linked_blocks(20..=22, &[2], 1)) }).await;
+        behaving(linked_blocks(20..=22, &[2], 1), Behaviour { is_bulk_broken: true, ..Behaviour::default() })
+            .await;
     assert_eq!(one(&node).await.blocks(range(20, 22)).await.expect("answers").len(), 3);
 }
 
@@ -118,7 +126,7 @@ async fn a_node_of_an_old_spork_is_asked_by_collection() {
     draft.transactions.pop();
     draft.execution_result = None;
     let whole = cairn_flow::assemble(&draft.parts()).expect("is whole");
-    let node = FlowNode::start(Chain { is_old: true, ..Chain::new(blocks) }).await;
+    let node = behaving(blocks, Behaviour { is_old: true, ..Behaviour::default() }).await;
     let answer = one(&node).await.blocks(range(20, 20)).await.expect("answers");
     assert_eq!(answer.len(), 1);
     assert_eq!((answer[0].facts, &answer[0].transactions), (whole.facts, &whole.transactions));
@@ -131,7 +139,7 @@ async fn a_block_that_a_node_cuts_short_in_silence_is_not_taken() {
     let short = blocks.get_mut(&21).expect("is there");
     short.transactions.remove(2);
     short.transactions[2].1.events[0].transaction_index = 2;
-    let node = FlowNode::start(Chain::new(blocks)).await;
+    let node = serving(blocks).await;
     let source = one(&node).await;
     assert_eq!(source.blocks(range(20, 22)).await.expect("answers").len(), 1, "what comes before it");
     assert_eq!(source.blocks(range(21, 22)).await.expect("answers"), [], "and it is asked for again");
@@ -141,7 +149,7 @@ async fn a_block_that_a_node_cuts_short_in_silence_is_not_taken() {
 async fn a_block_that_contradicts_itself_names_the_node() {
     let mut blocks = linked_blocks(20..=20, &[2], 1);
     blocks.get_mut(&20).expect("is there").transactions[0].0.gas_limit += 1;
-    let node = FlowNode::start(Chain::new(blocks)).await;
+    let node = serving(blocks).await;
     let error = one(&node).await.blocks(range(20, 20)).await.expect_err("is refused");
     assert!(matches!(error, SourceError::Inconsistent { height: Height(20), .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Retry);
@@ -153,22 +161,27 @@ async fn f06_a_block_that_nothing_calls_sealed_is_not_taken() {
     let mut blocks = linked_blocks(20..=21, &[1], 1);
     blocks.extend(linked_blocks(22..=22, &[], 0));
     blocks.get_mut(&22).expect("is there").transactions.clear();
-    let said = FlowNode::start(Chain::new(blocks.clone())).await;
+    let said = serving(blocks.clone()).await;
     assert_eq!(one(&said).await.blocks(range(20, 22)).await.expect("answers").len(), 3);
-    let silent = FlowNode::start(Chain { is_silent_on_seals: true, ..Chain::new(blocks) }).await;
+    let silent = behaving(blocks, Behaviour { is_silent_on_seals: true, ..Behaviour::default() }).await;
     let answer = one(&silent).await.blocks(range(20, 22)).await.expect("answers");
     assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
 }
 
 #[tokio::test]
 async fn a_node_of_another_network_is_refused() {
-    let node =
-        FlowNode::start(Chain { network: "flow-mainnet", ..Chain::new(linked_blocks(1..=2, &[1], 0)) }).await;
+    let node = behaving(
+        linked_blocks(1..=2, &[1], 0),
+        Behaviour { network: Some("flow-mainnet"), ..Behaviour::default() },
+    )
+    .await;
     let error = FlowSource::connect(config(&[(&node, None, None)])).await.expect_err("is refused");
     assert_eq!(error.kind(), ErrorKind::Halt, "{error}");
-    let node =
-        FlowNode::start(Chain { network: "flow-elsewhere", ..Chain::new(linked_blocks(1..=2, &[1], 0)) })
-            .await;
+    let node = behaving(
+        linked_blocks(1..=2, &[1], 0),
+        Behaviour { network: Some("flow-elsewhere"), ..Behaviour::default() },
+    )
+    .await;
     let error = FlowSource::connect(config(&[(&node, None, None)])).await.expect_err("is refused");
     assert!(error.to_string().contains("flow-elsewhere"), "{error}");
 }
@@ -176,8 +189,12 @@ async fn a_node_of_another_network_is_refused() {
 #[tokio::test]
 async fn a_rate_limit_is_kept_and_no_request_wasted() {
     let blocks = linked_blocks(1..=60, &[1], 1);
-    // A second's worth of slots never holds more than the limit, whatever moment the node counts from.
-    let node = FlowNode::start(Chain { requests_per_s: Some(101), ..Chain::new(blocks) }).await;
+    // One more than the limit at once is all that a request which comes early by a hair needs.
+    let node = behaving(
+        blocks,
+        Behaviour { rate_limit: Some(RateLimit { per_s: 100, burst: 2 }), ..Behaviour::default() },
+    )
+    .await;
     let mut config = config(&[(&node, None, None)]);
     config.nodes[0].requests_per_s = 100;
     let source = FlowSource::connect(config).await.expect("connects");
@@ -185,14 +202,16 @@ async fn a_rate_limit_is_kept_and_no_request_wasted() {
     while next <= 60 {
         next += source.blocks(range(next, 60)).await.expect("answers").len() as u64;
     }
-    assert_eq!(node.chain.lock().expect("not poisoned").refused, 0);
+    assert_eq!(node.state().counts.refused, 0);
 }
 
 #[tokio::test]
 async fn a_refused_pace_is_waited_for_and_nothing_is_lost() {
-    let node =
-        FlowNode::start(Chain { requests_per_s: Some(40), ..Chain::new(linked_blocks(1..=20, &[1], 1)) })
-            .await;
+    let node = behaving(
+        linked_blocks(1..=20, &[1], 1),
+        Behaviour { rate_limit: Some(RateLimit { per_s: 40, burst: 40 }), ..Behaviour::default() },
+    )
+    .await;
     let source = one(&node).await;
     let mut next = 1;
     let until = Instant::now() + Duration::from_secs(60);
@@ -203,18 +222,18 @@ async fn a_refused_pace_is_waited_for_and_nothing_is_lost() {
         }
     }
     assert_eq!(next, 21);
-    assert!(node.chain.lock().expect("not poisoned").refused > 0);
+    assert!(node.state().counts.refused > 0);
 }
 
 #[tokio::test]
 async fn a_new_block_wakes_and_a_node_without_streams_only_polls() {
-    let node = FlowNode::start(Chain::new(linked_blocks(1..=20, &[1], 1))).await;
+    let node = serving(linked_blocks(1..=20, &[1], 1)).await;
     let source = one(&node).await;
     source.heads().await.expect("answers");
-    let chain = node.chain.clone();
+    let growing = node.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        chain.lock().expect("not poisoned").blocks.extend(linked_blocks(21..=21, &[1], 1));
+        growing.state().chain.push(&Draft::new(21, &[1], 1));
     });
     let begun = Instant::now();
     source.wait_for_head(30_000).await;

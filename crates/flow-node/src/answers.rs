@@ -1,0 +1,302 @@
+//! What the node says to each call.
+
+use bytes::Bytes;
+use cairn_flow::proto::{self, BlockStatus};
+use prost::Message;
+use tonic::Status;
+
+use crate::behaviour::network_name;
+use crate::chain::{ServedBlock, ServedTx};
+use crate::messages::{
+    BalanceResponse, BlockOfStream, EventsForBlockIdsRequest, EventsForHeightRangeRequest, EventsResponse,
+    EventsResult, ExecuteScriptAtLatestRequest, HeaderOfStream,
+};
+use crate::scripts;
+use crate::server::State;
+
+/// Calls that nodes of old sporks don't have.
+const BULK: [&str; 5] = [
+    "GetTransactionsByBlockID",
+    "GetTransactionResultsByBlockID",
+    "GetTransactionResultByIndex",
+    "GetSystemTransaction",
+    "GetSystemTransactionResult",
+];
+
+pub(crate) fn encoded(message: &impl Message) -> Bytes {
+    message.encode_to_vec().into()
+}
+
+pub(crate) fn read<M: Message + Default>(question: Bytes) -> Result<M, Status> {
+    M::decode(question).map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+fn missing(what: &str) -> Status {
+    Status::not_found(format!("not found: {what}: key not found"))
+}
+
+/// The blocks of streams, by the name of the stream.
+pub(crate) fn of_stream(call: &str, block: &ServedBlock) -> Bytes {
+    match call {
+        "SubscribeBlockDigestsFromStartHeight" => {
+            encoded(&proto::BlockDigest { block_id: block.id.clone(), block_height: block.header.height })
+        }
+        "SubscribeBlockHeadersFromStartHeight" => {
+            encoded(&HeaderOfStream { header: Some(block.header.clone()) })
+        }
+        _ => encoded(&BlockOfStream { block: block.block.clone() }),
+    }
+}
+
+impl State {
+    /// The block at a height, sealed or not.
+    fn at(&self, height: u64) -> Result<&ServedBlock, Status> {
+        let root = self.chain.root_height;
+        if height < root {
+            return Err(Status::not_found(format!(
+                "block height {height} is less than the spork root block height {root}. Try to use a historic node"
+            )));
+        }
+        self.chain.at(height).map(AsRef::as_ref).ok_or_else(|| missing("block"))
+    }
+
+    fn by_id(&self, id: &[u8]) -> Result<&ServedBlock, Status> {
+        self.chain.by_id(id).map(AsRef::as_ref).ok_or_else(|| missing("block"))
+    }
+
+    /// One whose results there are.
+    fn executed(&self, id: &[u8]) -> Result<&ServedBlock, Status> {
+        let block = self.by_id(id)?;
+        match self.chain.is_sealed(block.header.height) {
+            true => Ok(block),
+            false => Err(missing("execution result")),
+        }
+    }
+
+    fn latest(&self, is_sealed: bool) -> Result<&ServedBlock, Status> {
+        let latest = if is_sealed { self.chain.sealed() } else { self.chain.tip() };
+        latest.map(AsRef::as_ref).ok_or_else(|| missing("block"))
+    }
+
+    fn status(&self, block: &ServedBlock) -> i32 {
+        if self.behaviour.is_silent_on_seals {
+            return BlockStatus::Unknown as i32;
+        }
+        match self.chain.is_sealed(block.header.height) {
+            true => BlockStatus::Sealed as i32,
+            false => BlockStatus::Finalized as i32,
+        }
+    }
+
+    fn header(&self, block: &ServedBlock) -> Bytes {
+        let block_status = self.status(block);
+        encoded(&proto::BlockHeaderResponse { block: Some(block.header.clone()), block_status })
+    }
+
+    fn block(&self, block: &ServedBlock) -> Bytes {
+        encoded(&proto::BlockResponse { block: Some(block.block.clone()), block_status: self.status(block) })
+    }
+
+    /// The transaction with this id; in the block that is named, else in the newest that has it. A system transaction is in all of them.
+    fn transaction(&self, question: &proto::GetTransactionRequest) -> Result<&ServedTx, Status> {
+        let is_it = |tx: &&ServedTx| tx.id == question.id;
+        let found = match question.block_id.is_empty() {
+            false => self.executed(&question.block_id)?.transactions.iter().find(is_it),
+            true => self
+                .chain
+                .blocks()
+                .rev()
+                .filter(|block| self.chain.is_sealed(block.header.height))
+                .find_map(|block| block.transactions.iter().find(is_it)),
+        };
+        found.ok_or_else(|| missing("transaction"))
+    }
+
+    fn events_of(&self, block: &ServedBlock, event_type: &str) -> Result<EventsResult, Status> {
+        let mut events = Vec::new();
+        for tx in &block.transactions {
+            let result = read::<proto::TransactionResult>(tx.result.clone())?;
+            events.extend(result.events.into_iter().filter(|event| event.r#type == event_type));
+        }
+        Ok(EventsResult {
+            block_id: block.id.clone(),
+            block_height: block.header.height,
+            events,
+            block_timestamp: block.header.timestamp,
+        })
+    }
+
+    fn events(&self, question: &EventsForHeightRangeRequest) -> Result<EventsResponse, Status> {
+        let sealed = self.latest(true)?.header.height;
+        let (start, end) = (question.start_height, question.end_height);
+        if end < start {
+            return Err(Status::invalid_argument("start height must not be larger than end height"));
+        }
+        self.check_heights(end - start + 1)?;
+        if start > sealed {
+            return Err(Status::out_of_range(format!(
+                "start height {start} is greater than the last sealed block height {sealed}"
+            )));
+        }
+        // An end above the sealed head is cut in silence.
+        let results =
+            (start..=end.min(sealed)).map(|height| self.events_of(self.at(height)?, &question.r#type));
+        Ok(EventsResponse { results: results.collect::<Result<_, _>>()? })
+    }
+
+    fn check_heights(&self, heights: u64) -> Result<(), Status> {
+        let most = self.behaviour.max_event_heights;
+        if heights <= most {
+            return Ok(());
+        }
+        Err(Status::invalid_argument(format!("requested block range ({heights}) exceeded maximum ({most})")))
+    }
+
+    fn account(&self, address: &[u8], height: u64) -> Result<proto::Account, Status> {
+        self.executed(&self.at(height)?.id)?;
+        self.ledger.account(address, height).ok_or_else(|| missing("account"))
+    }
+
+    fn script(&self, script: &[u8], arguments: &[Bytes], height: u64) -> Result<Bytes, Status> {
+        self.executed(&self.at(height)?.id)?;
+        let value = scripts::answer(&self.ledger, height, script, arguments);
+        let value = value
+            .map_err(|message| Status::invalid_argument(format!("failed to execute script: {message}")))?;
+        Ok(encoded(&proto::ExecuteScriptResponse { value }))
+    }
+
+    /// One answer. State is kept only of what was asked.
+    pub(crate) fn found(&self, call: &str, question: Bytes) -> Result<Bytes, Status> {
+        if self.behaviour.is_old && BULK.contains(&call) {
+            return Err(Status::unimplemented(format!("unknown method {call}")));
+        }
+        Ok(match call {
+            "Ping" => Bytes::new(),
+            "GetNetworkParameters" => encoded(&proto::GetNetworkParametersResponse {
+                chain_id: network_name(&self.behaviour, self.chain.network),
+            }),
+            "GetNodeVersionInfo" => encoded(&proto::GetNodeVersionInfoResponse {
+                info: Some(proto::NodeVersionInfo {
+                    semver: "v0.0.0-cairn".into(),
+                    spork_root_block_height: self.chain.root_height,
+                    node_root_block_height: self.chain.root_height,
+                    ..proto::NodeVersionInfo::default()
+                }),
+            }),
+            "GetLatestBlockHeader" => {
+                let is_sealed = read::<proto::GetLatestBlockHeaderRequest>(question)?.is_sealed;
+                self.header(self.latest(is_sealed)?)
+            }
+            "GetLatestBlock" => {
+                let is_sealed = read::<proto::GetLatestBlockHeaderRequest>(question)?.is_sealed;
+                self.block(self.latest(is_sealed)?)
+            }
+            "GetBlockHeaderByHeight" => {
+                self.header(self.at(read::<proto::GetBlockHeaderByHeightRequest>(question)?.height)?)
+            }
+            "GetBlockHeaderByID" => self.header(self.by_id(&read::<proto::ByIdRequest>(question)?.id)?),
+            "GetBlockByHeight" => {
+                self.block(self.at(read::<proto::GetBlockByHeightRequest>(question)?.height)?)
+            }
+            "GetBlockByID" => self.block(self.by_id(&read::<proto::ByIdRequest>(question)?.id)?),
+            "GetTransactionsByBlockID" => {
+                let id = read::<proto::GetTransactionsByBlockIdRequest>(question)?.block_id;
+                self.executed(&id)?.all_transactions.clone()
+            }
+            "GetTransactionResultsByBlockID" => {
+                let id = read::<proto::GetTransactionsByBlockIdRequest>(question)?.block_id;
+                let block = self.executed(&id)?;
+                if self.behaviour.is_bulk_broken {
+                    return Err(Status::internal(
+                        "transaction failed but error message is empty for tx ID: 0",
+                    ));
+                }
+                block.all_results.clone()
+            }
+            "GetTransactionResultByIndex" => {
+                let question = read::<proto::GetTransactionByIndexRequest>(question)?;
+                let found = self.executed(&question.block_id)?.transactions.get(question.index as usize);
+                found.ok_or_else(|| missing("transaction"))?.result.clone()
+            }
+            "GetSystemTransaction" | "GetSystemTransactionResult" => {
+                let id = read::<proto::GetTransactionsByBlockIdRequest>(question)?.block_id;
+                let last = self.executed(&id)?.transactions.last().ok_or_else(|| missing("transaction"))?;
+                match call {
+                    "GetSystemTransaction" => {
+                        encoded(&proto::TransactionResponse { transaction: Some(last.transaction.clone()) })
+                    }
+                    _ => last.result.clone(),
+                }
+            }
+            "GetCollectionByID" => {
+                let id = read::<proto::ByIdRequest>(question)?.id;
+                // Made-up collections may have the same id in several blocks; the newest is meant.
+                let is_in = |tx: &&ServedTx| tx.collection_id == id;
+                let block =
+                    self.chain.blocks().rev().find(|block| block.transactions.iter().any(|tx| is_in(&tx)));
+                let block = block.ok_or_else(|| missing("collection"))?;
+                let transaction_ids =
+                    block.transactions.iter().filter(is_in).map(|tx| tx.id.clone()).collect();
+                let collection = Some(proto::Collection { id: id.clone(), transaction_ids });
+                encoded(&proto::CollectionResponse { collection })
+            }
+            "GetTransaction" => {
+                let tx = self.transaction(&read::<proto::GetTransactionRequest>(question)?)?;
+                encoded(&proto::TransactionResponse { transaction: Some(tx.transaction.clone()) })
+            }
+            "GetTransactionResult" => {
+                let result = self.transaction(&read(question)?)?.result.clone();
+                match self.behaviour.is_old {
+                    false => result,
+                    // Old nodes say less.
+                    true => encoded(&proto::TransactionResult {
+                        collection_id: Bytes::new(),
+                        ..read::<proto::TransactionResult>(result)?
+                    }),
+                }
+            }
+            "GetExecutionResultForBlockID" => {
+                let block = self.executed(&read::<proto::ByIdRequest>(question)?.id)?;
+                encoded(&proto::ExecutionResultResponse { execution_result: block.execution_result.clone() })
+            }
+            "GetEventsForHeightRange" => encoded(&self.events(&read(question)?)?),
+            "GetEventsForBlockIDs" => {
+                let question = read::<EventsForBlockIdsRequest>(question)?;
+                self.check_heights(question.block_ids.len() as u64)?;
+                let of = |id: &Bytes| self.events_of(self.executed(id)?, &question.r#type);
+                encoded(&EventsResponse {
+                    results: question.block_ids.iter().map(of).collect::<Result<_, _>>()?,
+                })
+            }
+            "GetAccountAtBlockHeight" => {
+                let question = read::<proto::GetAccountAtBlockHeightRequest>(question)?;
+                let account = Some(self.account(&question.address, question.block_height)?);
+                encoded(&proto::AccountResponse { account })
+            }
+            "GetAccountAtLatestBlock" => {
+                let question = read::<proto::GetAccountAtBlockHeightRequest>(question)?;
+                let account = Some(self.account(&question.address, self.latest(true)?.header.height)?);
+                encoded(&proto::AccountResponse { account })
+            }
+            "GetAccountBalanceAtBlockHeight" => {
+                let question = read::<proto::GetAccountAtBlockHeightRequest>(question)?;
+                let balance = self.account(&question.address, question.block_height)?.balance;
+                encoded(&BalanceResponse { balance })
+            }
+            "ExecuteScriptAtBlockHeight" => {
+                let question = read::<proto::ExecuteScriptAtBlockHeightRequest>(question)?;
+                self.script(&question.script, &question.arguments, question.block_height)?
+            }
+            "ExecuteScriptAtLatestBlock" => {
+                let question = read::<ExecuteScriptAtLatestRequest>(question)?;
+                self.script(&question.script, &question.arguments, self.latest(true)?.header.height)?
+            }
+            "ExecuteScriptAtBlockID" => {
+                let question = read::<proto::ExecuteScriptAtBlockIdRequest>(question)?;
+                let height = self.by_id(&question.block_id)?.header.height;
+                self.script(&question.script, &question.arguments, height)?
+            }
+            _ => return Err(Status::unimplemented(format!("unknown method {call}"))),
+        })
+    }
+}

@@ -1,0 +1,203 @@
+//! Accounts, their keys and their contracts.
+
+use alloy_rlp::Encodable;
+use cairn_flow::FlowAddress;
+use rand::Rng;
+
+use super::block::{BlockBuilder, hash};
+use super::transaction::Tx;
+use crate::cdc::{self, Cdc};
+use crate::ledger::{Account, Code, ContractId, Key, KeyForm};
+
+/// What an account is given at its creation, for its storage: 0.001 FLOW.
+const STORAGE_DEPOSIT: u64 = 100_000;
+/// Few names, so that a removed one comes again.
+const CONTRACT_NAMES: [&str; 5] =
+    ["Market", "Vault", "ExampleNFT", "A", "Contract_with_a_long_name_0123456789"];
+
+impl BlockBuilder<'_> {
+    fn key_form(&self) -> KeyForm {
+        match self.age() {
+            age if age < self.options.rlp_heights => KeyForm::Rlp,
+            age if age < self.options.old_heights => KeyForm::Struct,
+            _ => KeyForm::Whole,
+        }
+    }
+
+    fn account(&self, address: FlowAddress) -> Account {
+        self.ledger.accounts.last(&address).cloned().unwrap_or_default()
+    }
+
+    fn set_account(&mut self, address: FlowAddress, account: Account) {
+        self.ledger.accounts.set(address, self.height, account);
+    }
+
+    pub fn create_account(&mut self, tx: &mut Tx, payer: FlowAddress) {
+        self.counters.accounts += 1;
+        let number = self.counters.accounts;
+        let digest = hash(&[b"account", &self.options.seed.to_be_bytes(), &number.to_be_bytes()]);
+        let mut address = [0; 8];
+        address.copy_from_slice(&digest[..8]);
+        if number.is_multiple_of(5) {
+            // Addresses with leading zeros.
+            address[..2].fill(0);
+        }
+        let address = FlowAddress(address);
+        let flow = self.cast.flow.clone();
+        let funder = if self.balance(&flow, payer) >= STORAGE_DEPOSIT { payer } else { self.service() };
+        let service = self.service();
+        tx.scripted(vec![flow.clone(), ContractId::new(service, "FlowServiceAccount")], "create an account");
+        let account = Account { created_height: Some(self.height), ..Account::default() };
+        self.set_account(address, account);
+        tx.event("flow.AccountCreated", &[("address", cdc::address(address))]);
+        for _ in 0..self.rng.random_range(1..4) {
+            self.give_key(tx, address);
+        }
+        let vault = self.withdraw(tx, &flow, funder, STORAGE_DEPOSIT);
+        self.deposit(tx, &flow, address, vault, STORAGE_DEPOSIT);
+        self.actors.push(address);
+    }
+
+    fn give_key(&mut self, tx: &mut Tx, address: FlowAddress) {
+        let mut account = self.account(address);
+        let index = account.keys.len();
+        // At times the same key again: an index of its own all the same.
+        let public_key: Vec<u8> = match account.keys.last().filter(|_| index % 3 == 2) {
+            Some(last) => last.public_key.clone(),
+            None => [hash(&[b"key", &address.0, &index.to_be_bytes(), &self.height.to_be_bytes()]), [7; 32]]
+                .concat(),
+        };
+        let told = self.key_form();
+        let key = Key {
+            public_key,
+            sign_algo: self.rng.random_range(1..=2),
+            hash_algo: if self.chance(50) { 1 } else { 3 },
+            weight: [1000, 500, 1][self.rng.random_range(0..3)],
+            is_revoked: false,
+            told: Some(told),
+        };
+        let public = cdc::bytes(&key.public_key);
+        let algorithm = cdc::enumeration("SignatureAlgorithm", key.sign_algo);
+        let of_account = ("address", cdc::address(address));
+        match told {
+            KeyForm::Rlp => {
+                tx.event("flow.AccountKeyAdded", &[of_account, ("publicKey", cdc::bytes(&rlp_of(&key)))]);
+            }
+            KeyForm::Struct => {
+                let fields = [
+                    ("publicKey", public),
+                    ("signatureAlgorithm", algorithm),
+                    ("isValid", Cdc(r#"{"type":"Bool","value":true}"#.into())),
+                ];
+                let value = cdc::composite("Struct", "PublicKey", &fields);
+                tx.event("flow.AccountKeyAdded", &[of_account, ("publicKey", value)]);
+            }
+            KeyForm::Whole => {
+                let fields = [("publicKey", public), ("signatureAlgorithm", algorithm)];
+                tx.event(
+                    "flow.AccountKeyAdded",
+                    &[
+                        of_account,
+                        ("publicKey", cdc::composite("Struct", "PublicKey", &fields)),
+                        ("weight", cdc::ufix64(u64::from(key.weight) * 100_000_000)),
+                        ("hashAlgorithm", cdc::enumeration("HashAlgorithm", key.hash_algo)),
+                        ("keyIndex", cdc::number("Int", index)),
+                    ],
+                );
+            }
+        }
+        account.keys.push(key);
+        self.set_account(address, account);
+    }
+
+    pub fn add_key(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        if self.account(actor).created_height.is_none() {
+            return self.transfer(tx, actor, 0);
+        }
+        tx.scripted(Vec::new(), "add a key");
+        self.give_key(tx, actor);
+    }
+
+    pub fn revoke_key(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        let mut account = self.account(actor);
+        let alive: Vec<usize> = (0..account.keys.len()).filter(|at| !account.keys[*at].is_revoked).collect();
+        if account.created_height.is_none() || alive.len() < 2 {
+            return self.add_key(tx, actor);
+        }
+        let index = alive[self.rng.random_range(0..alive.len())];
+        tx.scripted(Vec::new(), "revoke a key");
+        tx.argument(&cdc::number("Int", index));
+        let key = &mut account.keys[index];
+        // The oldest form names the key by its bytes, so it can't tell which of two equal ones it was.
+        let is_twice =
+            |key: &Key, keys: &[Key]| keys.iter().filter(|other| rlp_of(other) == rlp_of(key)).count() > 1;
+        let told = match self.key_form() {
+            KeyForm::Rlp => {
+                let key = key.clone();
+                if is_twice(&key, &account.keys) || key.told != Some(KeyForm::Rlp) {
+                    return self.add_key(tx, actor);
+                }
+                cdc::bytes(&rlp_of(&key))
+            }
+            _ => cdc::number("Int", index),
+        };
+        account.keys[index].is_revoked = true;
+        tx.event("flow.AccountKeyRemoved", &[("address", cdc::address(actor)), ("publicKey", told)]);
+        self.set_account(actor, account);
+    }
+
+    /// A contract is added, gets new code, or is removed.
+    pub fn change_contract(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        let mut account = self.account(actor);
+        if account.created_height.is_none() {
+            return self.transfer(tx, actor, 0);
+        }
+        let name = CONTRACT_NAMES[self.rng.random_range(0..CONTRACT_NAMES.len())];
+        let event = match account.contracts.get(name) {
+            None => "flow.AccountContractAdded",
+            Some(_) if self.chance(30) => "flow.AccountContractRemoved",
+            Some(_) => "flow.AccountContractUpdated",
+        };
+        let filler = if self.chance(10) { 12_000 } else { self.rng.random_range(0..200) };
+        let source = format!(
+            "access(all) contract {name} {{\n  // at {}: {}\n{} init() {{}}\n}}\n",
+            self.height,
+            self.rng.random::<u32>(),
+            "  // ß€𝄞\n".repeat(filler / 8)
+        );
+        let code = Code { hash: hash(&[source.as_bytes()]), source, since_height: self.height };
+        tx.scripted(Vec::new(), event);
+        tx.argument(&cdc::string(name));
+        let told = match event {
+            "flow.AccountContractRemoved" => {
+                account.contracts.remove(name).map_or(code.hash, |code| code.hash)
+            }
+            _ => {
+                tx.argument(&cdc::string(&hex::encode(&code.source)));
+                let told = code.hash;
+                account.contracts.insert(name.to_owned(), code);
+                told
+            }
+        };
+        let fields = [
+            ("address", cdc::address(actor)),
+            ("codeHash", cdc::bytes(&told)),
+            ("contract", cdc::string(name)),
+        ];
+        tx.event(event, &fields);
+        self.set_account(actor, account);
+    }
+}
+
+/// `RLP([public key, signature algorithm, hash algorithm, weight])`.
+fn rlp_of(key: &Key) -> Vec<u8> {
+    let mut inner = Vec::new();
+    key.public_key.as_slice().encode(&mut inner);
+    key.sign_algo.encode(&mut inner);
+    key.hash_algo.encode(&mut inner);
+    key.weight.encode(&mut inner);
+    let mut whole = Vec::new();
+    alloy_rlp::Header { list: true, payload_length: inner.len() }.encode(&mut whole);
+    whole.extend(inner);
+    whole
+}

@@ -1,0 +1,134 @@
+//! Items: of `ExampleNFT`, and of `OtherNFT`, which emits its own events beside the standard's.
+
+use cairn_flow::FlowAddress;
+use rand::Rng;
+
+use super::block::BlockBuilder;
+use super::transaction::Tx;
+use crate::cdc;
+use crate::ledger::{ContractId, Item};
+
+impl BlockBuilder<'_> {
+    fn collection(&mut self) -> ContractId {
+        if self.chance(60) { self.cast.example_nft.clone() } else { self.cast.other_nft.clone() }
+    }
+
+    fn nft_standard(&self) -> ContractId {
+        ContractId::new(self.options.network.accounts().non_fungible_token, "NonFungibleToken")
+    }
+
+    fn item_imports(&self, collection: &ContractId) -> Vec<ContractId> {
+        vec![self.nft_standard(), collection.clone()]
+    }
+
+    /// One half of a movement, in the forms that the collection tells it in. Nothing is told of what has no owner, since 1.0.
+    fn tell_item(
+        &self,
+        tx: &mut Tx,
+        collection: &ContractId,
+        id: u64,
+        uuid: u64,
+        party: FlowAddress,
+        is_deposit: bool,
+    ) {
+        let (own, standard, side, place) = match is_deposit {
+            true => ("Deposit", "Deposited", "to", "collectionUUID"),
+            false => ("Withdraw", "Withdrawn", "from", "providerUUID"),
+        };
+        let party_field = (side, cdc::optional(Some(cdc::address(party))));
+        if self.is_old() || *collection == self.cast.other_nft {
+            let name = format!("{collection}.{own}");
+            tx.event(&name, &[("id", cdc::number("UInt64", id)), party_field.clone()]);
+        }
+        if !self.is_old() {
+            let place_uuid = u64::from_be_bytes(party.0) ^ 0x0011_2233_4455_6677;
+            tx.event(
+                &format!("{}.{standard}", self.nft_standard()),
+                &[
+                    ("type", cdc::string(&format!("{collection}.NFT"))),
+                    ("id", cdc::number("UInt64", id)),
+                    ("uuid", cdc::number("UInt64", uuid)),
+                    party_field,
+                    (place, cdc::number("UInt64", place_uuid)),
+                ],
+            );
+        }
+    }
+
+    fn set_item(&mut self, collection: &ContractId, id: u64, item: Item) {
+        self.ledger.items.set((collection.clone(), id), self.height, item);
+    }
+
+    pub fn mint_item(&mut self, tx: &mut Tx) {
+        let collection = self.collection();
+        let to = self.actor();
+        tx.scripted(self.item_imports(&collection), "mint");
+        for _ in 0..self.rng.random_range(1..4) {
+            self.counters.items += 1;
+            // The same ids in both collections, and some that use all 64 bits.
+            let counted = self.counters.items;
+            let id = if counted.is_multiple_of(7) { u64::MAX - counted } else { counted / 2 };
+            if self.ledger.items.last(&(collection.clone(), id)).is_some() {
+                continue;
+            }
+            let uuid = self.next_uuid();
+            self.set_item(&collection, id, Item { uuid, owner: Some(to), is_burned: false });
+            self.tell_item(tx, &collection, id, uuid, to, true);
+        }
+    }
+
+    fn any_of(&mut self, actor: FlowAddress) -> Option<(ContractId, u64, Item)> {
+        let owned: Vec<_> = self
+            .ledger
+            .items
+            .all()
+            .filter(|(_, item)| item.owner == Some(actor))
+            .map(|((collection, id), item)| (collection.clone(), *id, *item))
+            .collect();
+        let at = self.rng.random_range(0..owned.len().max(1));
+        owned.into_iter().nth(at)
+    }
+
+    /// From its owner to another, at times over several in one transaction, and back.
+    pub fn move_item(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        let Some((collection, id, item)) = self.any_of(actor) else { return self.mint_item(tx) };
+        tx.scripted(self.item_imports(&collection), "move");
+        let mut owner = actor;
+        let hops = if self.chance(30) { 3 } else { 1 };
+        for _ in 0..hops {
+            let to = if self.chance(10) { owner } else { self.actor() };
+            self.tell_item(tx, &collection, id, item.uuid, owner, false);
+            self.tell_item(tx, &collection, id, item.uuid, to, true);
+            self.set_item(&collection, id, Item { owner: Some(to), ..item });
+            owner = to;
+        }
+    }
+
+    pub fn burn_item(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        let Some((collection, id, item)) = self.any_of(actor) else { return self.mint_item(tx) };
+        tx.scripted(self.item_imports(&collection), "burn");
+        self.tell_item(tx, &collection, id, item.uuid, actor, false);
+        if !self.is_old() {
+            let name = format!("{collection}.NFT.ResourceDestroyed");
+            tx.event(&name, &[("id", cdc::number("UInt64", id)), ("uuid", cdc::number("UInt64", item.uuid))]);
+        }
+        self.set_item(&collection, id, Item { owner: None, is_burned: true, ..item });
+    }
+
+    /// Into some other resource, of which no event tells; or out of it, to anybody.
+    pub fn park_item(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        let parked = self.ledger.items.all().find(|(_, item)| item.owner.is_none() && !item.is_burned);
+        let parked = parked.map(|((collection, id), item)| (collection.clone(), *id, *item));
+        if let Some((collection, id, item)) = parked
+            && self.chance(50)
+        {
+            tx.scripted(self.item_imports(&collection), "unpark");
+            self.tell_item(tx, &collection, id, item.uuid, actor, true);
+            return self.set_item(&collection, id, Item { owner: Some(actor), ..item });
+        }
+        let Some((collection, id, item)) = self.any_of(actor) else { return self.mint_item(tx) };
+        tx.scripted(self.item_imports(&collection), "park");
+        self.tell_item(tx, &collection, id, item.uuid, actor, false);
+        self.set_item(&collection, id, Item { owner: None, ..item });
+    }
+}
