@@ -11,6 +11,7 @@ use cairn_store::derived::Catalog;
 pub mod evm;
 pub mod flow;
 pub mod ft_holdings;
+mod metadata;
 pub mod nft_ownership;
 pub mod stats;
 
@@ -70,6 +71,9 @@ pub static FLOW: &[Registration] = &[
     Registration { service: &flow::account_state::SERVICE, make: flow::account_state::make },
     Registration { service: &flow::evm_chain::SERVICE, make: flow::evm_chain::make },
     Registration { service: &stats::SERVICE, make: stats::make },
+    Registration { service: &flow::token_metadata::SERVICE, make: flow::token_metadata::make },
+    Registration { service: &flow::nft_metadata::SERVICE, make: flow::nft_metadata::make },
+    Registration { service: &flow::contract_code::SERVICE, make: flow::contract_code::make },
 ];
 
 /// The processors of EVM chains that the settings allow.

@@ -57,7 +57,7 @@ pub struct SmartContract {
     pub block_timestamp_ms: u64,
     /// The account or contract that created it.
     pub creator_address: Option<Bytes>,
-    /// keccak256 of the init code, where it is known.
+    /// keccak256 of the init code, where it is known; on Flow the SHA3-256 of the code.
     pub init_code_hash: Option<Bytes>,
     /// Whether a contract created it.
     pub is_internal: bool,
@@ -119,7 +119,7 @@ pub static CONTRACT_CODE_HASHES: TableDef = TableDef {
     indexes: &[IndexDef { name: "by_code_hash", columns: &["code_hash", "address"] }],
 };
 
-/// Code by its keccak256.
+/// Code by its hash: keccak256 on EVM chains, SHA3-256 on Flow, as each chain has it.
 pub static CONTRACT_CODE: TableDef = TableDef {
     name: "contract_code",
     service: CONTRACT_CODE_WORKER,

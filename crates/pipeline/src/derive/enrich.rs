@@ -84,8 +84,14 @@ pub(super) async fn prepare(
     let mut rows: BTreeMap<&'static str, BTreeMap<Key, Row>> = BTreeMap::new();
     for answer in answers {
         for (table, row) in answer? {
-            let key = context.catalog.table(table)?.key_of(&row);
-            rows.entry(table).or_default().insert(key, row);
+            let def = context.catalog.table(table)?;
+            let of_table = rows.entry(table).or_default();
+            // Two answers may make one row: the newer one says what holds.
+            let key = def.key_of(&row);
+            let asked = |row: &Row| def.height_column().and_then(|at| row.0[at].as_int());
+            if of_table.get(&key).is_none_or(|other| asked(other) <= asked(&row)) {
+                of_table.insert(key, row);
+            }
         }
     }
     let rows = rows

@@ -13,10 +13,10 @@ use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, Se
 use cairn_store::derived::{Key, Row, TableDef, Value};
 
 use super::node::ContractNode;
-use super::token_metadata::MESSAGE_LIMIT;
 use crate::decode::clean;
 use crate::names::{CONTRACT_CODE_WORKER, META_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
+use crate::processors::metadata::MESSAGE_LIMIT;
 use crate::tables::contracts::{CONTRACT_CODE, CONTRACT_CODE_HASHES, SMART_CONTRACTS};
 use crate::tables::opt;
 use crate::tables::transactions::{TX_CONTRACTS, TxContract};

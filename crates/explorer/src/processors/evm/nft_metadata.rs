@@ -9,11 +9,11 @@ use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, Se
 use cairn_store::derived::{Key, Row, TableDef, Value};
 
 use super::node::{CallAnswer, ContractNode};
-use super::token_metadata::MESSAGE_LIMIT;
 use crate::decode::evm::calls;
 use crate::decode::{TextLimit, clean};
 use crate::names::{NFT_METADATA_WORKER, TOKEN_WORKER};
 use crate::processors::Settings;
+use crate::processors::metadata::MESSAGE_LIMIT;
 use crate::tables::metadata::NFT_METADATA;
 use crate::tables::opt;
 use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};

@@ -13,12 +13,16 @@ use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
 pub mod account_state;
 pub mod accounts;
+pub mod contract_code;
 pub mod evm_chain;
 pub mod evm_worker;
 pub mod meta;
 mod moves;
+pub mod nft_metadata;
 pub mod node;
+mod scripts;
 pub mod token;
+pub mod token_metadata;
 pub mod tx_contracts;
 pub mod tx_metrics;
 

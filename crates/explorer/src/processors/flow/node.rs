@@ -20,7 +20,7 @@ pub enum ScriptAnswer {
 }
 
 /// An access node that can be asked about contracts. An implementation bounds each question in time and its answer in bytes
-/// ([`MAX_ANSWER_BYTES`]). Heights name one block for ever on sealed chains,
+/// ([`MAX_ANSWER_BYTES`], and [`super::contract_code::MAX_CODE_BYTES`] for a contract). Heights name one block for ever on sealed chains,
 /// so questions are asked by height; a height that the node doesn't have yet is a transient error, one that it never had is not.
 #[async_trait]
 pub trait ScriptNode: Send + Sync {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use cairn_store::derived::{Change, ColumnType, IndexDef, Merge, Row, TableClass, TableDef, Value, column};
 
-use crate::names::{ACCOUNT_STATE_WORKER, META_WORKER};
+use crate::names::{ACCOUNT_STATE_WORKER, CONTRACT_CODE_WORKER, META_WORKER};
 use crate::tables::{Fields, LOOKUP_PARTITION_HEIGHTS, RowError};
 
 /// Contracts as they were added, updated and removed: `change` is one of these words. `code_hash` is the SHA3-256 of the code, of a removed
@@ -123,3 +123,21 @@ pub fn account_contract(version: &ContractVersion) -> Change {
         None,
     ])
 }
+
+/// Which versions of contracts a node was asked about. `contract_code` has the code by the same hash, where `status` is `ok`. It is
+/// `superseded` where the contract had other code by then, `empty` where it was gone, `too-large`, or `failed`.
+pub static CONTRACT_VERSION_CODE: TableDef = TableDef {
+    name: "contract_version_code",
+    service: CONTRACT_CODE_WORKER,
+    class: TableClass::Answers,
+    columns: &[
+        column("address", ColumnType::Bytes),
+        column("contract_name", ColumnType::Text),
+        column("code_hash", ColumnType::Bytes),
+        column("status", ColumnType::Text),
+        column("message", ColumnType::Text).nullable(),
+        column("asked_at_height", ColumnType::Int),
+    ],
+    key: &["address", "contract_name", "code_hash"],
+    indexes: &[],
+};

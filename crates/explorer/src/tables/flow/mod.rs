@@ -8,4 +8,5 @@ pub mod accounts;
 pub mod contracts;
 pub mod evm;
 pub mod fees;
+pub mod nfts;
 pub mod transactions;

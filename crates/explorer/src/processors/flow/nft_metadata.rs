@@ -1,0 +1,135 @@
+//! `nft_metadata_worker`: where the picture of each NFT that moved is said to be, by a script over its owner's public collection. What the URI leads
+//! to is not fetched.
+//!
+//! Only an item that lies in somebody's collection can be asked, and blocks far below the tip are asked about at the finalised block, where
+//! the item may have gone on: so each owner that an item ever had is asked once (`nft_asks`), and what is found stays.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cairn_core::BlockRef;
+use cairn_flow::{FlowAddress, Network};
+use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, ServiceInfo};
+use cairn_store::derived::{Key, Row, TableDef, Value};
+
+use super::node::ScriptNode;
+use super::scripts;
+use crate::decode::{TextLimit, clean};
+use crate::names::{NFT_METADATA_WORKER, TOKEN_WORKER};
+use crate::processors::Settings;
+use crate::processors::metadata::MESSAGE_LIMIT;
+use crate::tables::flow::nfts::NFT_ASKS;
+use crate::tables::metadata::NFT_METADATA;
+use crate::tables::opt;
+use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
+
+/// What it says of itself.
+pub static SERVICE: ServiceInfo = ServiceInfo {
+    name: NFT_METADATA_WORKER,
+    version: 1,
+    upstreams: &[TOKEN_WORKER],
+    tables: &[&NFT_METADATA, &NFT_ASKS],
+};
+
+static READS: &[&TableDef] = &[&NFT_TRANSFERS];
+
+/// Makes it, where there is a node.
+pub fn make(settings: &Settings) -> Option<Processor> {
+    let node = Arc::clone(settings.scripts.as_ref()?);
+    Some(Processor::Enricher(Arc::new(NftMetadataWorker { node, network: settings.network? })))
+}
+
+struct NftMetadataWorker {
+    node: Arc<dyn ScriptNode>,
+    network: Network,
+}
+
+#[async_trait]
+impl Enricher for NftMetadataWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &SERVICE
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn wanted(&self, _table: usize, row: &Row, wanted: &mut Vec<Key>) {
+        if let Ok(transfer) = NftTransfer::from_row(row)
+            && let Some(owner) = transfer.parties.taker()
+        {
+            wanted.push(Key(vec![
+                Value::Bytes(transfer.parties.contract_address.clone()),
+                Value::text(transfer.parties.contract_name.clone()),
+                Value::Amount(transfer.token_id),
+                Value::Bytes(owner.clone()),
+            ]));
+        }
+    }
+
+    fn known_in(&self) -> &'static TableDef {
+        &NFT_ASKS
+    }
+
+    async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
+        let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
+        let arguments = vec![
+            scripts::address(subject.contract),
+            scripts::text(subject.name),
+            scripts::number(subject.id),
+            scripts::address(subject.owner),
+        ];
+        let found = scripts::run(&*self.node, &scripts::item(self.network), arguments, at).await?;
+        let uri = found.text("uri", TextLimit::URI);
+        let status = match (found.is("held"), uri.is_some()) {
+            (true, true) => "ok",
+            (true, false) => "silent",
+            (false, _) => "not-held",
+        };
+        let mut rows = vec![asked(key, status, None, at)];
+        if status == "not-held" {
+            return Ok(Asked::Rows(rows));
+        }
+        let mut values = key.0[..3].to_vec();
+        values.extend([opt(uri, Value::text), Value::text(status), Value::Null, Value::height(at.height)]);
+        rows.push((NFT_METADATA.name, Row(values)));
+        Ok(Asked::Rows(rows))
+    }
+
+    fn given_up(&self, key: &Key, at: BlockRef, message: &str) -> Vec<(&'static str, Row)> {
+        match Subject::of(key) {
+            Some(_) => vec![asked(key, "failed", Some(message), at)],
+            None => Vec::new(),
+        }
+    }
+}
+
+struct Subject<'k> {
+    contract: FlowAddress,
+    name: &'k str,
+    id: u64,
+    owner: FlowAddress,
+}
+
+impl Subject<'_> {
+    fn of(key: &Key) -> Option<Subject<'_>> {
+        let [contract, name, id, owner] = &key.0[..] else { return None };
+        let account = |value: &Value| FlowAddress::from_slice(value.as_bytes()?);
+        Some(Subject {
+            contract: account(contract)?,
+            name: name.as_text()?,
+            id: id.as_amount()?.try_into().ok()?,
+            owner: account(owner)?,
+        })
+    }
+}
+
+fn asked(key: &Key, status: &'static str, message: Option<&str>, at: BlockRef) -> (&'static str, Row) {
+    let mut values = key.0.clone();
+    values.extend([
+        Value::text(status),
+        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT).text)),
+        Value::height(at.height),
+    ]);
+    (NFT_ASKS.name, Row(values))
+}

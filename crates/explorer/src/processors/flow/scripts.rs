@@ -1,0 +1,151 @@
+//! Scripts that enrichers run, their arguments, and what is read of their answers.
+//!
+//! A script asks for everything at once and answers with a dictionary of what it found, so that a contract that doesn't offer a view leaves
+//! that out and nothing else. The contract's code runs in the script: what it returns is a stranger's, and where it fails the script
+//! fails.
+
+use std::collections::BTreeMap;
+
+use alloy_primitives::U256;
+use cairn_core::BlockRef;
+use cairn_flow::cdc::CdcValue;
+use cairn_flow::{FlowAddress, Network};
+use cairn_pipeline::derive::processor::AskError;
+use serde_json::json;
+
+use super::node::{MAX_ANSWER_BYTES, ScriptAnswer, ScriptNode};
+use crate::decode::{TextLimit, clean};
+
+/// What a fungible token's contract says of itself.
+pub(super) fn token(network: Network) -> String {
+    format!(
+        r#"import FungibleToken from {ft}
+import FungibleTokenMetadataViews from {ft}
+
+access(all) fun main(address: Address, name: String): {{String: AnyStruct}} {{
+    let answer: {{String: AnyStruct}} = {{}}
+    if let token = getAccount(address).contracts.borrow<&{{FungibleToken}}>(name: name) {{
+        if let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.FTDisplay>()) {{
+            if let display = view as? FungibleTokenMetadataViews.FTDisplay {{
+                answer["name"] = display.name
+                answer["symbol"] = display.symbol
+            }}
+        }}
+        if let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.TotalSupply>()) {{
+            if let total = view as? FungibleTokenMetadataViews.TotalSupply {{
+                answer["supply"] = total.supply
+            }}
+        }}
+    }}
+    return answer
+}}
+"#,
+        ft = network.accounts().fungible_token,
+    )
+}
+
+/// What a collection's contract says of itself.
+pub(super) fn collection(network: Network) -> String {
+    format!(
+        r#"import NonFungibleToken from {nft}
+import MetadataViews from {nft}
+
+access(all) fun main(address: Address, name: String): {{String: AnyStruct}} {{
+    let answer: {{String: AnyStruct}} = {{}}
+    if let collection = getAccount(address).contracts.borrow<&{{NonFungibleToken}}>(name: name) {{
+        answer["standard"] = true
+        if let view = collection.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionDisplay>()) {{
+            if let display = view as? MetadataViews.NFTCollectionDisplay {{
+                answer["name"] = display.name
+            }}
+        }}
+    }}
+    return answer
+}}
+"#,
+        nft = network.accounts().non_fungible_token,
+    )
+}
+
+/// Where the picture of an item is, while it lies in this account's public collection.
+pub(super) fn item(network: Network) -> String {
+    format!(
+        r#"import NonFungibleToken from {nft}
+import MetadataViews from {nft}
+
+access(all) fun main(address: Address, name: String, id: UInt64, owner: Address): {{String: AnyStruct}} {{
+    let answer: {{String: AnyStruct}} = {{}}
+    if let collection = getAccount(address).contracts.borrow<&{{NonFungibleToken}}>(name: name) {{
+        if let view = collection.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionData>()) {{
+            if let data = view as? MetadataViews.NFTCollectionData {{
+                if let held = getAccount(owner).capabilities.borrow<&{{NonFungibleToken.Collection}}>(data.publicPath) {{
+                    if let item = held.borrowNFT(id) {{
+                        answer["held"] = true
+                        if let display = MetadataViews.getDisplay(item) {{
+                            answer["uri"] = display.thumbnail.uri()
+                        }}
+                    }}
+                }}
+            }}
+        }}
+    }}
+    return answer
+}}
+"#,
+        nft = network.accounts().non_fungible_token,
+    )
+}
+
+/// An argument of type `Address`.
+pub(super) fn address(address: FlowAddress) -> Vec<u8> {
+    json!({"type": "Address", "value": address.to_string()}).to_string().into_bytes()
+}
+
+/// An argument of type `String`.
+pub(super) fn text(text: &str) -> Vec<u8> {
+    json!({"type": "String", "value": text}).to_string().into_bytes()
+}
+
+/// An argument of type `UInt64`.
+pub(super) fn number(number: u64) -> Vec<u8> {
+    json!({"type": "UInt64", "value": number.to_string()}).to_string().into_bytes()
+}
+
+/// What a script found.
+#[derive(Debug, Default)]
+pub(super) struct Found(BTreeMap<String, CdcValue>);
+
+impl Found {
+    /// A text, cleaned; an empty one is none.
+    pub fn text(&self, name: &str, limit: TextLimit) -> Option<String> {
+        let text = self.0.get(name)?.unwrapped()?.as_str()?;
+        Some(clean(text, limit).text).filter(|text| !text.is_empty())
+    }
+
+    /// A fixed-point number, in units of 10^-8.
+    pub fn units(&self, name: &str) -> Option<U256> {
+        self.0.get(name)?.unwrapped()?.as_number()?.to_scaled(8)
+    }
+
+    /// Whether it says yes.
+    pub fn is(&self, name: &str) -> bool {
+        self.0.get(name).and_then(CdcValue::unwrapped) == Some(&CdcValue::Bool(true))
+    }
+}
+
+/// Runs a script. One that fails found nothing, and neither did one that answers more than anybody should, or something else than was
+/// asked for.
+pub(super) async fn run(
+    node: &dyn ScriptNode,
+    script: &str,
+    arguments: Vec<Vec<u8>>,
+    at: BlockRef,
+) -> Result<Found, AskError> {
+    let answer = match node.execute(script, arguments, at).await? {
+        ScriptAnswer::Returned(answer) if answer.len() <= MAX_ANSWER_BYTES => answer,
+        ScriptAnswer::Returned(_) | ScriptAnswer::Failed(_) => return Ok(Found::default()),
+    };
+    let Ok(CdcValue::Dictionary(entries)) = CdcValue::parse(&answer) else { return Ok(Found::default()) };
+    let named = entries.into_iter().filter_map(|(name, value)| Some((name.as_str()?.to_owned(), value)));
+    Ok(Found(named.collect()))
+}
