@@ -1,6 +1,8 @@
 //! Made-up blocks, and mappers and folders run over them as the pipeline runs them.
 #![allow(dead_code)]
 
+pub mod flow;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use alloy_primitives::{Address, B256, U256, hex, keccak256};
@@ -125,19 +127,27 @@ pub fn block(height: u64, timestamp_s: u64, txs: &[Tx]) -> StoredBlock {
 
 pub type Tables = BTreeMap<&'static str, Vec<Row>>;
 
-fn processor(settings: &Settings, name: &str) -> Processor {
-    let all = evm_processors(settings);
-    all.into_iter().find(|processor| processor.service().name == name).unwrap()
+fn processor(all: &[Processor], name: &str) -> Processor {
+    all.iter().find(|processor| processor.service().name == name).unwrap().clone()
 }
 
 /// What a mapper makes of a block: its rows by key, each checked, no key twice, and in no table but its own.
 pub fn map(settings: &Settings, name: &str, block: &StoredBlock) -> (Tables, Vec<Malformed>) {
-    let Processor::Mapper(mapper) = processor(settings, name) else { panic!("{name} is no mapper") };
+    map_by(&evm_processors(settings), &evm_catalog().unwrap(), name, block)
+}
+
+/// The same, of any chain.
+pub fn map_by(
+    all: &[Processor],
+    catalog: &Catalog,
+    name: &str,
+    block: &StoredBlock,
+) -> (Tables, Vec<Malformed>) {
+    let Processor::Mapper(mapper) = processor(all, name) else { panic!("{name} is no mapper") };
     let read = only_parts(block, mapper.parts());
     let mut out = Output::default();
     mapper.map(&read, &mut out).unwrap();
     let (mut tables, malformed) = out.into_parts();
-    let catalog = evm_catalog().unwrap();
     for (table, rows) in &mut tables {
         let table = catalog.table(table).unwrap();
         assert_eq!(table.def().service, name);
@@ -199,12 +209,18 @@ pub fn column(table: &'static str, rows: &[Row], column: &str) -> Vec<String> {
 /// State as a folder leaves it.
 pub struct Folded {
     catalog: Catalog,
+    processors: Vec<Processor>,
     pub rows: BTreeMap<(&'static str, Key), Row>,
+    pub malformed: Vec<Malformed>,
 }
 
 impl Folded {
     pub fn new() -> Folded {
-        Folded { catalog: evm_catalog().unwrap(), rows: BTreeMap::new() }
+        Folded::by(evm_catalog().unwrap(), evm_processors(&Settings::default()))
+    }
+
+    pub fn by(catalog: Catalog, processors: Vec<Processor>) -> Folded {
+        Folded { catalog, processors, rows: BTreeMap::new(), malformed: Vec::new() }
     }
 
     /// All rows of a table, by key.
@@ -214,9 +230,16 @@ impl Folded {
 
     /// Folds a chunk of blocks as the pipeline does: once without what follows from settled rows, to learn what that is, and once with it.
     pub fn fold(&mut self, name: &str, blocks: &[(StoredBlock, Tables)]) {
-        let Processor::Folder(folder) = processor(&Settings::default(), name) else { panic!("{name}") };
-        let changes: Vec<_> =
-            blocks.iter().map(|(block, tables)| fold_block(&*folder, block, tables)).collect();
+        let Processor::Folder(folder) = processor(&self.processors, name) else { panic!("{name}") };
+        let mut malformed = Vec::new();
+        let changes: Vec<_> = blocks
+            .iter()
+            .map(|(block, tables)| {
+                let (changes, errors) = fold_block(&*folder, block, tables);
+                malformed.extend(errors);
+                changes
+            })
+            .collect();
         let mut first = self.rows.clone();
         let mut more = Vec::new();
         for ((block, _), changes) in blocks.iter().zip(&changes) {
@@ -225,8 +248,11 @@ impl Folded {
             for ((table, key), before) in before {
                 folder.settled(table, before.as_ref(), &first[&(table, key)], &mut settled);
             }
-            more.push(settled.into_inner());
+            let (changes, errors) = settled.into_parts();
+            malformed.extend(errors);
+            more.push(changes);
         }
+        self.malformed.extend(malformed);
         let mut rows = std::mem::take(&mut self.rows);
         for (((block, _), changes), more) in blocks.iter().zip(&changes).zip(&more) {
             let all: Vec<_> = changes.iter().chain(more).cloned().collect();
@@ -257,14 +283,18 @@ impl Folded {
     }
 }
 
-fn fold_block(folder: &dyn Folder, block: &StoredBlock, tables: &Tables) -> Vec<(&'static str, Change)> {
+fn fold_block(
+    folder: &dyn Folder,
+    block: &StoredBlock,
+    tables: &Tables,
+) -> (Vec<(&'static str, Change)>, Vec<Malformed>) {
     let empty = Vec::new();
     let rows: Vec<&[Row]> =
         folder.reads().iter().map(|def| tables.get(def.name).unwrap_or(&empty).as_slice()).collect();
     let mut changes = Changes::default();
     let stored = Some(block).filter(|_| !folder.parts().is_empty());
     folder.fold(&FoldBlock { facts: &block.facts, stored, rows: &rows }, &mut changes).unwrap();
-    changes.into_inner()
+    changes.into_parts()
 }
 
 /// The public test suite's blocks 1 to 54.

@@ -1,0 +1,208 @@
+//! Folders over made-up Flow chains: the EVM chain, accounts with their keys and contracts, statistics.
+#![allow(clippy::unwrap_used)]
+
+use cairn_core::StoredBlock;
+use cairn_explorer::names;
+use cairn_store::derived::Severity;
+
+mod support;
+use support::flow::*;
+
+fn shown(number: u64) -> String {
+    account(number).bare()
+}
+
+fn evm_block(height: u64, evm_height: Option<u64>) -> StoredBlock {
+    let events = evm_height.map(|evm_height| evm_closed(evm_height, 0));
+    flow_block(height, &[system(events.into_iter().collect())])
+}
+
+#[test]
+fn f04_flow_blocks_without_an_evm_block_are_counted_and_a_gap_is_named() {
+    // Flow 10 has EVM 5, Flow 11 none, Flow 12 EVM 6: fine. Flow 13 has EVM 8: 7 is missing.
+    let blocks = [(9, None), (10, Some(5)), (11, None), (12, Some(6)), (13, Some(8)), (14, Some(9))]
+        .map(|(height, evm_height)| evm_block(height, evm_height));
+    for chunk in 1..=blocks.len() {
+        let state = folded(names::EVM_CHAIN_WORKER, &blocks, chunk);
+        let chain = state.table("evm_chain");
+        let of = |name: &str| column("evm_chain", &chain, name);
+        assert_eq!((of("first_evm_height"), of("evm_height")), (vec!["5".into()], vec!["9".into()]));
+        assert_eq!(of("block_count"), ["4"]);
+        assert_eq!(of("absent_count"), ["1"], "before the first one, none is absent");
+        assert_eq!(of("missing_count"), ["1"]);
+        assert_eq!(of("last_height"), ["14"]);
+        let gaps = state.table("evm_gaps");
+        let of = |name: &str| column("evm_gaps", &gaps, name);
+        assert_eq!((of("from_evm_height"), of("to_evm_height")), (vec!["7".into()], vec!["7".into()]));
+        assert_eq!((of("kind"), of("seen_at_height")), (vec!["gap".into()], vec!["13".into()]));
+        // One error. The block after the gap names a parent that is missing, and that is the same fault.
+        let said: Vec<_> = state.malformed.iter().map(|one| (one.severity, one.message.as_str())).collect();
+        let want = "EVM blocks 7 to 7 are missing: block 8 follows block 6";
+        assert_eq!(said, [(Severity::Fatal, want)], "chunks of {chunk}");
+    }
+    let whole = [(10, Some(5)), (11, None), (12, Some(6))].map(|(height, evm)| evm_block(height, evm));
+    let state = folded(names::EVM_CHAIN_WORKER, &whole, 2);
+    assert_eq!(state.malformed, []);
+    assert!(state.table("evm_gaps").is_empty());
+}
+
+#[test]
+fn f04_evm_blocks_that_come_again_or_have_another_parent_are_named() {
+    let foreign = {
+        let (name, payload) = evm_closed(7, 0);
+        let parent = byte_list(evm_hash(6).as_slice()).to_string();
+        (name, payload.replace(&parent, &byte_list(evm_hash(99).as_slice()).to_string()))
+    };
+    let blocks = [
+        evm_block(10, Some(5)),
+        // Two in one block follow each other as well.
+        flow_block(11, &[system(vec![evm_closed(6, 0), foreign])]),
+        evm_block(12, Some(7)),
+        evm_block(13, Some(8)),
+    ];
+    for chunk in [1, 4] {
+        let state = folded(names::EVM_CHAIN_WORKER, &blocks, chunk);
+        let gaps = state.table("evm_gaps");
+        let mut kinds = column("evm_gaps", &gaps, "kind");
+        kinds.sort();
+        assert_eq!(kinds, ["fork", "repeat"]);
+        assert_eq!(column("evm_chain", &state.table("evm_chain"), "missing_count"), ["0"]);
+        assert_eq!(state.malformed.len(), 2);
+    }
+}
+
+#[test]
+fn keys_are_counted_where_events_leave_their_index_out() {
+    let blocks = [
+        flow_block(1, &[with(vec![about("flow.AccountCreated", 4, &[]), key_added(4, &[1; 64], None)])]),
+        // Two more, the second with its index, and the one between them is revoked in the block that adds it.
+        flow_block(
+            2,
+            &[with(vec![
+                key_added(4, &[2; 64], None),
+                key_added(4, &[3; 64], Some(2)),
+                key_revoked(4, 1),
+                key_added(4, &[4; 64], None),
+            ])],
+        ),
+        flow_block(3, &[with(vec![key_revoked(4, 0), key_added(5, &[9; 64], Some(0))])]),
+        // One of which the archive has not seen the addition.
+        flow_block(4, &[with(vec![key_revoked(6, 3)])]),
+    ];
+    let mut first = None;
+    for chunk in 1..=4 {
+        let state = folded(names::ACCOUNT_STATE_WORKER, &blocks, chunk);
+        let keys = state.table("account_keys");
+        let of = |name: &str| column("account_keys", &keys, name);
+        assert_eq!(of("address"), [4, 4, 4, 4, 5, 6].map(shown));
+        assert_eq!(of("key_index"), ["0", "1", "2", "3", "0", "3"]);
+        let key = |byte: u8| hex::encode([byte; 64]);
+        assert_eq!(of("public_key"), [key(1), key(2), key(3), key(4), key(9), "null".into()]);
+        assert_eq!(of("is_revoked"), ["true", "true", "false", "false", "false", "true"]);
+        assert_eq!(of("weight"), ["null", "null", "1000", "null", "1000", "null"]);
+        let accounts = state.table("flow_accounts");
+        let of = |name: &str| column("flow_accounts", &accounts, name);
+        assert_eq!(of("key_count"), ["4", "1", "0"]);
+        assert_eq!(of("created_height"), ["1", "null", "null"]);
+        assert_eq!(first.get_or_insert_with(|| state.rows.clone()), &state.rows, "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn contracts_are_what_their_last_event_left() {
+    let hash = |byte: u8| [byte; 32];
+    let blocks = [
+        flow_block(1, &[with(vec![contract_set("Added", 4, "Cats", hash(1))])]),
+        flow_block(
+            2,
+            &[with(vec![
+                contract_set("Updated", 4, "Cats", hash(2)),
+                contract_set("Added", 4, "Dogs", hash(3)),
+            ])],
+        ),
+        flow_block(3, &[with(vec![contract_set("Removed", 4, "Dogs", hash(3))])]),
+    ];
+    for chunk in 1..=3 {
+        let state = folded(names::ACCOUNT_STATE_WORKER, &blocks, chunk);
+        let contracts = state.table("account_contracts");
+        let of = |name: &str| column("account_contracts", &contracts, name);
+        assert_eq!(of("contract_name"), ["Cats", "Dogs"]);
+        assert_eq!(of("code_hash"), [hex::encode(hash(2)), hex::encode(hash(3))]);
+        assert_eq!(of("version_count"), ["2", "1"]);
+        assert_eq!(of("is_removed"), ["false", "true"]);
+        assert_eq!(column("flow_accounts", &state.table("flow_accounts"), "contract_count"), ["1"]);
+    }
+}
+
+#[test]
+fn a_burn_does_not_keep_the_owner_and_an_item_that_comes_back_is_not_made_twice() {
+    let blocks = [
+        flow_block(1, &[with(vec![item_deposited(CATS, 1, Some(1)), item_deposited(CATS, 2, Some(1))])]),
+        // One leaves its account for a market, and is sold out of it a block later.
+        flow_block(2, &[with(vec![item_withdrawn(CATS, 1, Some(1))])]),
+        flow_block(3, &[with(vec![item_deposited(CATS, 1, Some(2))])]),
+        flow_block(4, &[with(vec![item_withdrawn(CATS, 2, Some(1)), item_destroyed(NFT, CATS, 2)])]),
+    ];
+    for chunk in 1..=4 {
+        let state = folded(names::NFT_OWNERSHIP_WORKER, &blocks, chunk);
+        let items = state.table("nft_ownership");
+        let of = |name: &str| column("nft_ownership", &items, name);
+        assert_eq!(of("owner"), [shown(2), "null".into()]);
+        assert_eq!(of("is_burned"), ["false", "true"]);
+        assert_eq!(of("net_minted"), ["1", "0"]);
+        let collections = state.table("nft_collection_stats");
+        assert_eq!(column("nft_collection_stats", &collections, "item_count"), ["1"]);
+        assert_eq!(column("nft_collection_stats", &collections, "owner_count"), ["1"]);
+        let away = folded(names::NFT_OWNERSHIP_WORKER, &blocks[..2], chunk);
+        let items = away.table("nft_ownership");
+        assert_eq!(column("nft_ownership", &items, "owner"), ["null".into(), shown(1)]);
+        assert_eq!(column("nft_ownership", &items, "is_burned"), ["false", "false"]);
+    }
+}
+
+#[test]
+fn ties_at_one_height_are_decided_by_the_place_in_the_block() {
+    // The same item three times in one block: in two transactions, and twice in one. Ids of transactions come in any order.
+    let moves =
+        |from: u64, to: u64| vec![item_withdrawn(CATS, 1, Some(from)), item_deposited(CATS, 1, Some(to))];
+    for first in 1..40u64 {
+        let mint = with(vec![item_deposited(CATS, 1, Some(first))]);
+        let there = with([moves(first, 100), moves(100, 101)].concat());
+        let back = FlowTx { proposer: first, ..with(moves(101, first)) };
+        let state = folded(names::NFT_OWNERSHIP_WORKER, &[flow_block(5, &[mint, there, back])], 1);
+        assert_eq!(column("nft_ownership", &state.table("nft_ownership"), "owner"), [shown(first)]);
+        let held = state.table("nft_holdings");
+        assert_eq!(
+            column("nft_holdings", &held, "is_held"),
+            column("nft_holdings", &held, "balance")
+                .iter()
+                .map(|held| (held == "1").to_string())
+                .collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn days_count_flow_blocks_as_they_count_others() {
+    let mut paid = vec![deposited(COIN, 5, Some(2), 1, 2), contract_set("Added", 4, "Cats", [1; 32])];
+    paid.extend(fee_of(1, 12));
+    let failed = FlowTx { error: Some("no".into()), events: fee_of(1, 3), ..FlowTx::default() };
+    let blocks = [
+        flow_block(1, &[with(paid), failed, system(vec![])]),
+        flow_block(2, &[system(vec![])]),
+        flow_block(24, &[with(vec![item_deposited(CATS, 1, Some(1))]), system(vec![])]),
+    ];
+    for chunk in 1..=3 {
+        let state = folded(names::STATS_WORKER, &blocks, chunk);
+        let days = state.table("daily_stats");
+        let of = |name: &str| column("daily_stats", &days, name);
+        assert_eq!(of("date"), ["1970-01-01", "1970-01-02"]);
+        assert_eq!(of("transaction_count"), ["4", "2"]);
+        assert_eq!(of("failed_transaction_count"), ["1", "0"]);
+        assert_eq!(of("fees"), ["15", "0"]);
+        assert_eq!(of("transactions_without_fee"), ["0", "1"]);
+        assert_eq!(of("ft_transfer_count"), ["1", "0"]);
+        assert_eq!(of("nft_transfer_count"), ["0", "1"]);
+        assert_eq!(of("new_contract_count"), ["1", "0"]);
+    }
+}
