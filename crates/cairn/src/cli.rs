@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use serde::Serialize;
 
+use crate::chain::settings::FlowNetwork;
+
 /// Indexes and archives blockchains: takes every block once, proves it whole, serves it.
 #[derive(Debug, Parser)]
 #[command(name = "cairn", version, about, long_about = None, propagate_version = true, max_term_width = 110)]
@@ -66,35 +68,44 @@ pub struct DataArgs {
     pub data_dir: Option<PathBuf>,
 }
 
-/// Which node, and what is believed of it.
+/// Which nodes, and what is believed of them. Access nodes make it Flow, others an EVM chain.
 #[derive(Debug, Clone, Default, Args, Serialize)]
 pub struct ChainArgs {
-    /// Nodes to take blocks from, the preferred one first: http(s) URLs, comma separated; ws(s) URLs among them only wake the poller.
+    /// EVM: nodes to take blocks from, the preferred one first: http(s) URLs, comma separated; ws(s) URLs among them only wake the poller.
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc: Option<Vec<String>>,
-    /// Refuse to start unless the chain has this id.
+    /// Flow: access nodes to take sealed blocks from, HOST:PORT or https://HOST:PORT, comma separated. Each says itself from which height on
+    /// it serves; what else can be said of one is in the configuration file.
+    #[arg(long = "flow-access", value_name = "URL[,URL]", value_delimiter = ',', conflicts_with = "rpc")]
+    #[serde(rename = "access", skip_serializing_if = "Option::is_none")]
+    pub flow_access: Option<Vec<String>>,
+    /// Flow: the network that the access nodes have to serve [default: mainnet].
+    #[arg(long, value_enum, value_name = "NETWORK")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<FlowNetwork>,
+    /// EVM: refuse to start unless the chain has this id.
     #[arg(long, value_name = "ID")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chain_id: Option<u64>,
-    /// A geth-style genesis.json: gives the fork schedule for eth_config, eth_baseFee and eth_blobBaseFee.
+    /// EVM: a geth-style genesis.json: gives the fork schedule for eth_config, eth_baseFee and eth_blobBaseFee.
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub genesis: Option<PathBuf>,
-    /// What is final: `tag` (the node's), `depth:N`, or `both:N` (the more careful; the depth alone where the chain has no tag) [default: both:64].
+    /// EVM: what is final: `tag` (the node's), `depth:N`, or `both:N` (the more careful; the depth alone where the chain has no tag) [default: both:64].
     #[arg(long, value_name = "POLICY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finality: Option<String>,
-    /// Checks to relax for a chain that doesn't follow Ethereum's rules, by name: header-hash, transactions-root,
+    /// EVM: checks to relax for a chain that doesn't follow Ethereum's rules, by name: header-hash, transactions-root,
     /// receipts-root, senders, bloom, withdrawals-root, ommers-hash.
     #[arg(long, value_name = "CHECK[,CHECK]", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relax: Option<Vec<String>>,
-    /// Accept receipts without a transaction in the body (chains that inject transactions).
+    /// EVM: accept receipts without a transaction in the body (chains that inject transactions).
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub extra_receipts: bool,
-    /// Archive call traces too (the node must offer debug_traceBlockByHash with callTracer).
+    /// EVM: archive call traces too (the node must offer debug_traceBlockByHash with callTracer).
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub traces: bool,
@@ -132,15 +143,15 @@ pub struct IngestArgs {
 /// Where to answer.
 #[derive(Debug, Clone, Default, Args, Serialize)]
 pub struct ListenArgs {
-    /// JSON-RPC over HTTP and WebSocket [default: 127.0.0.1:8545].
+    /// EVM: JSON-RPC over HTTP and WebSocket [default: 127.0.0.1:8545].
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc_listen: Option<SocketAddr>,
-    /// Health and metrics over HTTP [default: 127.0.0.1:8080].
+    /// REST, health and metrics over HTTP [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// Forward state methods (eth_call, eth_getBalance, …) to this node.
+    /// EVM: forward state methods (eth_call, eth_getBalance, …) to this node.
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,

@@ -10,17 +10,43 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use cairn_api::RpcLimits;
 use cairn_api::rest::RestLimits;
-use cairn_evm::{ChainProfile, Checks};
-use cairn_source::evm::rpc::FinalityPolicy;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::chain::settings::{self, ChainConfig};
+use crate::chain::{self, Chain};
 use crate::cli::{ChainArgs, DataArgs, IngestArgs, ListenArgs};
 
-/// Environment names that begin like ours and belong to the project's own tests and scripts.
-const FOREIGN_ENV: [&str; 3] = ["cache", "shared", "log"];
+/// Environment names that begin like ours and are no settings, without `CAIRN_`: the log filter, and what the project's own scripts and
+/// tests read. Any other that isn't a key is refused.
+const FOREIGN_ENV: &[&str] = &[
+    "log",
+    "cache",
+    "shared",
+    // Of `./dev`.
+    "answer_blocks",
+    "anvil_port",
+    "geth_port",
+    "kill_seed",
+    "kills",
+    "outage_s",
+    "postgres_port",
+    "rest_examples",
+    "rest_seed",
+    "s3s_port",
+    "sim_seeds",
+    // Of tests.
+    "case",
+    "http",
+    "payload_seeds",
+    "test_crash_dir",
+    "test_pg_url",
+    "test_s3_url",
+    "write_golden",
+    "ws",
+];
 
 /// Environment names without our prefix, and the keys that they set.
 const SEED_ENV: [(&str, &str); 5] = [
@@ -167,28 +193,6 @@ impl Default for PayloadsConfig {
     }
 }
 
-/// The chain and its nodes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ChainConfig {
-    /// Nodes, the preferred one first.
-    pub rpc: Vec<String>,
-    /// The chain id that must be found.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub chain_id: Option<u64>,
-    /// A geth-style genesis.json.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub genesis: Option<PathBuf>,
-    /// `tag`, `depth:N` or `both:N`.
-    pub finality: String,
-    /// Relaxed checks, by name.
-    pub relax: Vec<String>,
-    /// Accept receipts without a transaction.
-    pub extra_receipts: bool,
-    /// Archive call traces.
-    pub traces: bool,
-}
-
 /// What is taken, and within which limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -269,7 +273,7 @@ impl Default for Config {
             app: DatabaseConfig::default(),
             derive: DeriveConfig::default(),
             payloads: PayloadsConfig::default(),
-            chain: ChainConfig { finality: "both:64".into(), ..ChainConfig::default() },
+            chain: ChainConfig::default(),
             ingest: IngestConfig::default(),
             serve: ServeConfig::default(),
             health: HealthConfig::default(),
@@ -353,6 +357,13 @@ impl<'a> Overrides<'a> {
     }
 }
 
+/// The same for commands over an archive: where the configuration leaves the kind of chain open, the archive says it; one of another chain is refused.
+pub async fn load_for_archive(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Config> {
+    let mut config = load(file, overrides)?;
+    chain::settle(&mut config).await?;
+    Ok(config)
+}
+
 /// Reads file and environment, lays the flags over them, and checks the result.
 pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Config> {
     let mut figment = Figment::from(Serialized::defaults(Config::default()));
@@ -366,7 +377,7 @@ pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Co
             let known = SEED_ENV.iter().find(|(seed, _)| name == *seed);
             known.map_or_else(|| name.to_owned(), |(_, key)| (*key).into()).into()
         }))
-        .merge(Env::prefixed("CAIRN_").ignore(&FOREIGN_ENV).split("__"))
+        .merge(Env::prefixed("CAIRN_").ignore(FOREIGN_ENV).split("__"))
         .merge(Serialized::defaults(overrides))
         .extract()
         .context(
@@ -378,13 +389,14 @@ pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Co
 
 impl Config {
     /// Checks everything that can be checked without starting anything.
-    fn check(&self) -> anyhow::Result<()> {
-        for url in &self.chain.rpc {
-            let parsed =
-                Url::parse(url).map_err(|error| anyhow::anyhow!("--rpc {}: {error}", hide_url(url)))?;
-            if !matches!(parsed.scheme(), "http" | "https" | "ws" | "wss") {
-                bail!("--rpc {}: expected http, https, ws or wss", hide_url(url));
-            }
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.chain.check()?;
+        if let Chain::Flow(_) = self.chain() {
+            let foreign = [
+                (self.serve.upstream.is_some(), "serve.upstream (--upstream)"),
+                (!self.derive.wrapped_tokens.is_empty(), "derive.wrapped_tokens"),
+            ];
+            settings::refuse(&foreign, "EVM chains", "Flow")?;
         }
         if let Some(url) = &self.serve.upstream {
             let parsed =
@@ -408,8 +420,6 @@ impl Config {
                 bail!("{name}.max_open_conns must be at least 1");
             }
         }
-        self.finality()?;
-        self.profile()?;
         crate::stores::payload_location(self)?;
         if let Some(to) = self.ingest.to
             && to < self.ingest.from
@@ -448,36 +458,15 @@ impl Config {
         Ok(())
     }
 
-    /// The finality policy.
-    pub fn finality(&self) -> anyhow::Result<FinalityPolicy> {
-        let text = self.chain.finality.as_str();
-        let depth = |digits: &str| {
-            digits
-                .parse::<u64>()
-                .with_context(|| format!("chain.finality `{text}`: `{digits}` is no number of blocks"))
-        };
-        match text.split_once(':') {
-            None if text == "tag" => Ok(FinalityPolicy::Tag),
-            Some(("depth", digits)) => Ok(FinalityPolicy::Depth(depth(digits)?)),
-            Some(("both", digits)) => Ok(FinalityPolicy::Both(depth(digits)?)),
-            _ => bail!("chain.finality `{text}`: expected `tag`, `depth:N` or `both:N`"),
-        }
-    }
-
-    /// What is demanded of the chain's blocks.
-    pub fn profile(&self) -> anyhow::Result<ChainProfile> {
-        let mut relaxed = ChainProfile::parse_relaxations(&self.chain.relax.join(","))
-            .with_context(|| format!("chain.relax `{}`", self.chain.relax.join(",")))?;
-        if self.chain.extra_receipts {
-            relaxed |= Checks::EXTRA_RECEIPTS;
-        }
-        Ok(ChainProfile::relaxing(relaxed))
+    /// The kind of chain.
+    pub fn chain(&self) -> Chain {
+        self.chain.chain()
     }
 
     /// The same, fit to be shown: URLs without user, path or query.
     pub fn without_secrets(&self) -> Config {
         let mut shown = self.clone();
-        shown.chain.rpc = shown.chain.rpc.iter().map(|url| hide_url(url)).collect();
+        shown.chain = shown.chain.without_secrets();
         shown.raw.url = shown.raw.url.as_deref().map(hide_url);
         shown.app.url = shown.app.url.as_deref().map(hide_url);
         shown.payloads.url = shown.payloads.url.as_deref().map(hide_place);
@@ -525,7 +514,7 @@ mod tests {
         config.ingest.to = Some(9);
         assert!(config.check().expect_err("reversed").to_string().contains("--to 9"));
         let mut config = Config::default();
-        config.chain.finality = "depth:x".into();
+        config.chain.finality = Some("depth:x".into());
         assert!(config.check().expect_err("no number").to_string().contains("chain.finality"));
         let mut config = Config::default();
         config.serve.limits.max_log_results = 0;

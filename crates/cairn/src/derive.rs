@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cairn_explorer::decode::evm::transfers::WrappedTokens;
-use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
+use cairn_explorer::processors::Settings;
+use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::derive::processor::Processor;
 use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::derive::{DeriveOptions, Deriver, MalformedPolicy};
@@ -13,17 +14,41 @@ use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::AccessScripts;
+use crate::chain::Chain;
 use crate::config::{Config, Malformed};
 use crate::node::HttpContractNode;
 use crate::stores::{self, LateApp};
 
 /// Every derived table.
-pub fn catalog() -> anyhow::Result<Catalog> {
-    evm_catalog().context("the derived tables contradict each other; this is a bug")
+pub fn catalog(config: &Config) -> anyhow::Result<Catalog> {
+    config.chain().catalog()
 }
 
-/// The processors that the configuration enables.
-pub fn processors(config: &Config) -> anyhow::Result<Vec<Processor>> {
+/// The processors that the configuration enables. Those that ask a Flow node ask `scripts`, or else the nodes that the configuration names.
+pub fn processors(config: &Config, scripts: Option<Arc<dyn ScriptNode>>) -> anyhow::Result<Vec<Processor>> {
+    let chain = config.chain();
+    let settings = match chain {
+        Chain::Evm => evm_settings(config)?,
+        Chain::Flow(network) => {
+            let asks = config.derive.ask_node && !config.chain.access.is_empty();
+            let scripts = asks.then(|| {
+                scripts.unwrap_or_else(|| Arc::new(AccessScripts::configured(config, network)) as Arc<_>)
+            });
+            Settings { network: Some(network), scripts, ..Settings::default() }
+        }
+    };
+    let mut processors = chain.processors(&settings);
+    let disabled = &config.derive.disabled;
+    let known: Vec<&str> = chain.registrations().iter().map(|registered| registered.service.name).collect();
+    if let Some(unknown) = disabled.iter().find(|name| !known.contains(&name.as_str())) {
+        anyhow::bail!("derive.disabled: there is no worker `{unknown}`; there are {}", known.join(", "));
+    }
+    processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
+    Ok(processors)
+}
+
+fn evm_settings(config: &Config) -> anyhow::Result<Settings> {
     let wrapped = match config.derive.wrapped_tokens.as_slice() {
         [] => WrappedTokens::Off,
         [all] if all == "*" => WrappedTokens::Any,
@@ -39,17 +64,7 @@ pub fn processors(config: &Config) -> anyhow::Result<Vec<Processor>> {
         Some(url) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),
         None => None,
     };
-    let mut processors = evm_processors(&Settings { wrapped, node, ..Settings::default() });
-    let disabled = &config.derive.disabled;
-    if let Some(unknown) = disabled.iter().find(|name| {
-        !cairn_explorer::processors::EVM.iter().any(|registered| registered.service.name == name.as_str())
-    }) {
-        let known: Vec<_> =
-            cairn_explorer::processors::EVM.iter().map(|registered| registered.service.name).collect();
-        anyhow::bail!("derive.disabled: there is no worker `{unknown}`; there are {}", known.join(", "));
-    }
-    processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
-    Ok(processors)
+    Ok(Settings { wrapped, node, ..Settings::default() })
 }
 
 /// The options of this process's deriver.
@@ -87,11 +102,12 @@ impl Work {
         config: &Config,
         raw: Arc<dyn RawReader>,
         errors: Arc<dyn ErrorLog>,
+        scripts: Option<Arc<dyn ScriptNode>>,
         hint: watch::Receiver<u64>,
         stop: CancellationToken,
     ) -> anyhow::Result<Work> {
-        let catalog = catalog()?;
-        let processors = processors(config)?;
+        let catalog = catalog(config)?;
+        let processors = processors(config, scripts)?;
         let late = Arc::new(LateApp::default());
         let (board, status) = watch::channel(DeriveStatus::default());
         let task = tokio::spawn({
@@ -184,7 +200,7 @@ async fn run(
 
 /// What a command that only looks needs of the app store.
 pub async fn open_for_command(config: &Config) -> anyhow::Result<Arc<dyn stores::AppStore>> {
-    let store = stores::open_app(config, catalog()?, stores::Access::Write).await;
+    let store = stores::open_app(config, catalog(config)?, stores::Access::Write).await;
     store.map_err(|error| match error {
         StoreError::Locked { what } => anyhow::anyhow!(
             "{what} is held by a running cairn: SQLite lets one process write. Stop it first, or use PostgreSQL (DB_APP_URL)"

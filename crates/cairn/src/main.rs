@@ -1,5 +1,7 @@
 //! cairn: indexes and archives blockchains.
 
+mod access;
+mod chain;
 mod cli;
 mod commands;
 mod config;

@@ -2,15 +2,17 @@
 //!
 //! The three share nothing but the stores: derived work that halts leaves ingestion and serving as they are, and so on.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cairn_api::eth::SyncState;
 use cairn_api::health::{HealthState, Readiness, ReadinessLimits};
 use cairn_api::rest::{self, RestState};
 use cairn_api::{EthApi, MetricsText, OpsConfig, RpcServerConfig, ServerHandle, serve_ops, serve_rpc};
 use cairn_core::{Clock, Height, SystemClock};
+use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::IngestError;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::{IngestState, IngestStatus, StatusBoard};
@@ -20,6 +22,7 @@ use cairn_store::{RawReader, StoreInfo};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::chain::Chain;
 use crate::cli::Role;
 use crate::config::{Config, hide_url};
 use crate::derive::Work;
@@ -41,13 +44,49 @@ const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
 /// Rounds of the partition manager in a row, at most.
 const MAX_PARTITION_ROUNDS: u32 = 64;
 
-/// Tells a person where JSON-RPC (`None`: this process doesn't serve it) and the operators' pages are.
-pub type Announce = Box<dyn FnOnce(Option<&str>, &str) + Send>;
+/// Tells a person what is served where.
+pub type Announce = Box<dyn FnOnce(&Served) + Send>;
+
+/// What is served where, a line each.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// Where JSON-RPC is; `None` where this process doesn't serve it.
+    pub rpc_url: Option<String>,
+    /// Where health, metrics and, where there are answers, REST are.
+    pub ops_url: String,
+    /// Whether this process answers at all.
+    pub answers: bool,
+    /// The chain.
+    pub chain: Chain,
+}
+
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ops = &self.ops_url;
+        match &self.rpc_url {
+            Some(rpc) => writeln!(f, "JSON-RPC   {rpc} (HTTP and WebSocket)")?,
+            None if self.answers => writeln!(
+                f,
+                "JSON-RPC   none: its methods are those of EVM chains, and this is {}",
+                self.chain.name()
+            )?,
+            None => {}
+        }
+        if self.answers {
+            writeln!(f, "REST       {ops}/v1/status   {ops}/v1/docs")?;
+        }
+        write!(f, "health     {ops}/readyz   metrics {ops}/metrics")
+    }
+}
 
 /// What to take and from where.
 pub struct Job {
     /// The chain, checked.
     pub source: Arc<dyn ChainSource>,
+    /// The first height that it has.
+    pub first_height: Height,
+    /// The node that Flow's enrichers ask.
+    pub scripts: Option<Arc<dyn ScriptNode>>,
     /// What a new store is made with.
     pub info: StoreInfo,
     /// End when the head has been reached once, and derived.
@@ -62,7 +101,14 @@ pub struct Job {
 pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let store = stores::open_raw(config, Access::Write).await?;
     // Made before anybody reads it; also the moment where a store of another chain is refused.
-    store.init(job.info.clone()).await?;
+    let head = store.init(job.info.clone()).await?;
+    if head.tip.is_none() && Height(config.ingest.from) < job.first_height {
+        bail!(
+            "the nodes serve no height below {0}, and a new archive is to begin at {1}: use --from {0}, or add nodes of the sporks before",
+            job.first_height,
+            config.ingest.from
+        );
+    }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
     let options = ingest_options(config, job.info, job.exit_after_head);
@@ -76,6 +122,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
             config,
             store.clone(),
             store.clone() as Arc<dyn ErrorLog>,
+            job.scripts,
             new_head.clone(),
             stop.clone(),
         )?),
@@ -90,7 +137,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         answers: job.role != Role::Ingest,
     };
     let servers = Servers::start(config, parts, stop.clone()).await?;
-    (job.announce)(servers.rpc_url.as_deref(), &servers.ops_url);
+    (job.announce)(&servers.served);
     tokio::spawn(manage_partitions(store.clone(), stop.clone()));
     if config.raw.denormalize_events {
         tokio::spawn(denormalize_events(store.clone(), stop.clone()));
@@ -136,14 +183,24 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
     let raw = stores::open_raw(config, Access::Write).await?;
     let stop = CancellationToken::new();
     let (wake, new_head) = watch::channel(0);
-    let work =
-        Work::start(config, raw.clone(), raw.clone() as Arc<dyn ErrorLog>, new_head.clone(), stop.clone())?;
+    let work = Work::start(
+        config,
+        raw.clone(),
+        raw.clone() as Arc<dyn ErrorLog>,
+        None,
+        new_head.clone(),
+        stop.clone(),
+    )?;
     let mut status = work.status();
     let nightly = Nightly { raw: None, reader: raw.clone(), app: Some(work.late.clone()) };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
     let parts = Parts { reader: raw, app: Some(work.reader()), status: None, wake, new_head, answers: false };
     let servers = Servers::start(config, parts, stop.clone()).await?;
-    eprintln!("deriving; health {0}/readyz   metrics {0}/metrics", servers.ops_url);
+    eprintln!(
+        "deriving {}; health {ops}/readyz   metrics {ops}/metrics",
+        config.chain().name(),
+        ops = servers.served.ops_url
+    );
     let halted = async {
         match status.wait_for(|status| status.halted.is_some()).await {
             Ok(status) => status.halted.clone().unwrap_or_default(),
@@ -178,11 +235,7 @@ pub async fn serve(config: &Config) -> anyhow::Result<()> {
         Some(url) => eprintln!("serving {} read only", hide_url(url)),
         None => eprintln!("serving {} read only", config.data_dir.display()),
     }
-    if let Some(url) = &servers.rpc_url {
-        eprintln!("JSON-RPC   {url} (HTTP and WebSocket)");
-    }
-    eprintln!("REST       {0}/v1/status   {0}/v1/docs", servers.ops_url);
-    eprintln!("health     {0}/readyz   metrics {0}/metrics", servers.ops_url);
+    eprintln!("{}", servers.served);
     stop_signal().await;
     servers.stop().await;
     Ok(())
@@ -190,7 +243,7 @@ pub async fn serve(config: &Config) -> anyhow::Result<()> {
 
 /// The app store to read from. On PostgreSQL it is waited for beside everything else where it isn't there yet, or nobody has made its tables.
 async fn open_app_to_read(config: &Config, stop: CancellationToken) -> Option<Arc<dyn DerivedReader>> {
-    let catalog = match crate::derive::catalog() {
+    let catalog = match crate::derive::catalog(config) {
         Ok(catalog) => catalog,
         Err(error) => {
             tracing::error!(%error, "no derived tables");
@@ -332,10 +385,8 @@ pub struct Servers {
     ops: ServerHandle,
     watcher: tokio::task::JoinHandle<()>,
     stop: CancellationToken,
-    /// Where JSON-RPC is; `None` where this process doesn't answer.
-    pub rpc_url: Option<String>,
-    /// Where health and metrics are.
-    pub ops_url: String,
+    /// What is where.
+    pub served: Served,
 }
 
 /// What the servers answer from.
@@ -350,7 +401,7 @@ pub struct Parts {
     pub wake: watch::Sender<u64>,
     /// Hears of it.
     pub new_head: watch::Receiver<u64>,
-    /// Whether to serve JSON-RPC and REST, beside health and metrics.
+    /// Whether to serve REST and, of an EVM chain, JSON-RPC, beside health and metrics.
     pub answers: bool,
 }
 
@@ -358,7 +409,8 @@ impl Servers {
     /// Starts them.
     pub async fn start(config: &Config, parts: Parts, stop: CancellationToken) -> anyhow::Result<Servers> {
         let serve = &config.serve;
-        let rpc = match parts.answers {
+        let chain = config.chain();
+        let rpc = match parts.answers && chain.has_json_rpc() {
             true => Some(start_rpc(config, &parts).await?),
             false => None,
         };
@@ -374,8 +426,9 @@ impl Servers {
         let mut ops_config =
             OpsConfig { listen: serve.listen, rpc_url: rpc_url.clone(), ..OpsConfig::default() };
         if answers {
-            let catalog: Catalog = crate::derive::catalog()?;
+            let catalog: Catalog = crate::derive::catalog(config)?;
             let rest = RestState {
+                chain: chain.rest(),
                 raw: reader.clone(),
                 app,
                 catalog,
@@ -388,9 +441,9 @@ impl Servers {
         let ops = serve_ops(ops_config, readiness, metrics_text()?).await.with_context(|| {
             format!("can't listen on {}; choose another address with --listen", serve.listen)
         })?;
-        let ops_url = format!("http://{}", ops.local_addr());
+        let served = Served { rpc_url, ops_url: format!("http://{}", ops.local_addr()), answers, chain };
         let watcher = tokio::spawn(watch_all(reader, health, wake, status, stop.clone()));
-        Ok(Servers { rpc, ops, watcher, stop, rpc_url, ops_url })
+        Ok(Servers { rpc, ops, watcher, stop, served })
     }
 
     /// Stops both; requests under way get their answers.

@@ -11,13 +11,14 @@ use async_trait::async_trait;
 use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
 use cairn_backends::postgres::raw::PartitionSizes;
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
-use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
-use cairn_core::{Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
+use cairn_backends::sqlite::{LogTerms, SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
+use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
 use cairn_pipeline::ingest::IngestStore;
 use cairn_store::derived::{Catalog, DerivedDump, DerivedReader, DerivedSnapshot, DerivedStore, ErrorLog};
 use cairn_store::{RawDump, RawReader, StoreError};
 use tokio_util::sync::CancellationToken;
 
+use crate::chain;
 use crate::config::{Config, DatabaseConfig, hide_url};
 
 /// Everything that a raw database can do.
@@ -44,8 +45,8 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
     /// Writes the rows of a canonical block again, which was fetched and verified.
     async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError>;
 
-    /// Makes the index entries of these heights anew.
-    async fn repair_index(&self, heights: Vec<HeightRange>) -> Result<(), StoreError>;
+    /// Makes the index entries of these heights anew; `terms` are those of a block.
+    async fn repair_index(&self, heights: Vec<HeightRange>, terms: LogTerms) -> Result<(), StoreError>;
 }
 
 /// What a repair of lookups did and found.
@@ -70,10 +71,7 @@ impl RawStore for SqliteStore {
         SqliteStore::repair_block(self, block).await
     }
 
-    async fn repair_index(&self, heights: Vec<HeightRange>) -> Result<(), StoreError> {
-        let terms: cairn_backends::sqlite::LogTerms = Arc::new(|block| {
-            cairn_evm::terms::log_terms_of_receipts(&block.receipts).map_err(|error| error.to_string())
-        });
+    async fn repair_index(&self, heights: Vec<HeightRange>, terms: LogTerms) -> Result<(), StoreError> {
         SqliteStore::repair_index(self, heights, terms).await.map(drop)
     }
 }
@@ -93,7 +91,7 @@ impl RawStore for PgRawStore {
         PgRawStore::repair_block(self, block).await
     }
 
-    async fn repair_index(&self, heights: Vec<HeightRange>) -> Result<(), StoreError> {
+    async fn repair_index(&self, heights: Vec<HeightRange>, _terms: LogTerms) -> Result<(), StoreError> {
         let heights: Vec<String> = heights.iter().map(ToString::to_string).collect();
         Err(StoreError::Invalid(format!(
             "the index runs of log terms of heights {} are damaged, and on PostgreSQL they can't be made anew in place: fill a new database",
@@ -129,13 +127,32 @@ pub enum Access {
     Audit,
 }
 
-/// Opens the raw store.
+/// The chain of the archive that the configuration names, whatever kind it says; `None` where there is no archive yet.
+pub async fn stored_chain(config: &Config) -> anyhow::Result<Option<ChainId>> {
+    if config.raw.url.is_none() && !config.data_dir.is_dir() {
+        return Ok(None);
+    }
+    let store = open_unchecked(config, Access::Read).await?;
+    match store.snapshot().await {
+        Ok(snapshot) => Ok(Some(snapshot.head().info.chain_id)),
+        Err(StoreError::Invalid(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens the raw store. One of another chain than the configuration says is refused.
 pub async fn open_raw(config: &Config, access: Access) -> anyhow::Result<Arc<dyn RawStore>> {
+    let store = open_unchecked(config, access).await?;
+    chain::check_store(config, &*store).await?;
+    Ok(store)
+}
+
+async fn open_unchecked(config: &Config, access: Access) -> anyhow::Result<Arc<dyn RawStore>> {
     let Some(url) = &config.raw.url else {
         let dir = config.data_dir.display();
         if access != Access::Write && !config.data_dir.is_dir() {
             bail!(
-                "there is no archive in {dir}; `cairn run --rpc URL --data {dir}` or `cairn import` makes one"
+                "there is no archive in {dir}; `cairn run --rpc URL --data {dir}` (or --flow-access) or `cairn import` makes one"
             );
         }
         let options = SqliteOptions {
@@ -159,7 +176,6 @@ pub async fn open_raw(config: &Config, access: Access) -> anyhow::Result<Arc<dyn
 pub async fn open_pg_raw(config: &Config, url: &str, access: Access) -> anyhow::Result<PgRawStore> {
     let mut options = pg_raw_options(config, url);
     options.read_only = access != Access::Write;
-    options.layout = Arc::new(cairn_evm::EvmLayout);
     options.payload_inline_max_bytes = config.payloads.inline_max_bytes;
     if access == Access::Audit {
         options.snapshot_max_ms = None;
@@ -221,6 +237,7 @@ pub async fn open_app(
 /// The raw database as the configuration has it.
 pub fn pg_raw_options(config: &Config, url: &str) -> PgRawOptions {
     let mut options = PgRawOptions::with(pg_options(&config.raw, url, "cairn raw"));
+    options.layout = config.chain().layout();
     options.backfill = config.raw.backfill;
     if let Some(heights) = config.raw.partition_heights {
         options.partitions = PartitionSizes::all(heights);

@@ -1,29 +1,82 @@
 //! Putting the parts together: which source, which checks, what a new store is made with.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use cairn_core::ChainId;
+use cairn_core::{ChainId, Height};
+use cairn_explorer::processors::flow::node::ScriptNode;
+use cairn_flow::Network;
+use cairn_source::ChainSource;
 use cairn_source::evm::rpc::{RpcConfig, RpcSource};
+use cairn_source::flow::FlowSource;
+use cairn_source::verify::{Verified, VerifyOptions};
 use cairn_store::StoreInfo;
 use url::Url;
 
+use crate::access::AccessScripts;
+use crate::chain::Chain;
 use crate::config::Config;
 
 /// The largest genesis file that is read, in bytes.
 const MAX_GENESIS_BYTES: u64 = 256 << 20;
 
+/// Nodes that are connected.
+pub struct Nodes {
+    /// What they serve, checked (law 6).
+    pub source: Arc<dyn ChainSource>,
+    /// The chain that they serve.
+    pub chain_id: ChainId,
+    /// The first height that they serve.
+    pub first_height: Height,
+    /// The same nodes for scripts, on Flow: all that is asked of one has one pace.
+    pub scripts: Option<Arc<dyn ScriptNode>>,
+}
+
 /// Connects to the configured nodes.
-pub async fn connect(config: &Config) -> anyhow::Result<RpcSource> {
+pub async fn connect(config: &Config) -> anyhow::Result<Nodes> {
+    match config.chain() {
+        Chain::Evm => {
+            let node = connect_evm(config).await?;
+            let chain_id = node.chain_id().await?;
+            let profile = config.chain.profile()?;
+            if !profile.relaxed.is_empty() {
+                tracing::warn!(checks = %profile.relaxed, "these checks are relaxed: what they guard is believed of the node");
+            }
+            let options = VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() };
+            let source = Arc::new(Verified::new(node, options));
+            Ok(Nodes { source, chain_id, first_height: Height::ZERO, scripts: None })
+        }
+        Chain::Flow(network) => {
+            let source = Arc::new(connect_flow(config, network).await?);
+            Ok(Nodes {
+                chain_id: network.chain_number(),
+                first_height: source.first_height(),
+                scripts: Some(Arc::new(AccessScripts::of(source.clone()))),
+                source,
+            })
+        }
+    }
+}
+
+/// Connects to the access nodes. Their source checks by itself.
+pub async fn connect_flow(config: &Config, network: Network) -> anyhow::Result<FlowSource> {
+    let source = config.chain.flow_source(network, config.ingest.max_reorg_depth)?;
+    FlowSource::connect(source).await.context("can't use the access node")
+}
+
+async fn connect_evm(config: &Config) -> anyhow::Result<RpcSource> {
     if config.chain.rpc.is_empty() {
-        bail!("no node is given: use --rpc http://HOST:PORT (or `cairn demo` to try without one)");
+        bail!(
+            "no node is given: use --rpc http://HOST:PORT, or --flow-access HOST:PORT for Flow (or `cairn demo` to try without one)"
+        );
     }
     let urls = config.chain.rpc.iter().map(|url| Url::parse(url)).collect::<Result<Vec<_>, _>>()?;
     let mut rpc = RpcConfig::new(urls);
     rpc.expected_chain = config.chain.chain_id.map(ChainId);
-    rpc.finality = config.finality()?;
-    rpc.profile = config.profile()?;
+    rpc.finality = config.chain.finality()?;
+    rpc.profile = config.chain.profile()?;
     rpc.traces = config.chain.traces;
     rpc.seed = rand::random();
     RpcSource::connect(rpc).await.context("can't use the node")

@@ -10,12 +10,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::{Answer, Page};
+use super::chain::{ContractName, RestChain};
 use super::contracts::Contract;
 use super::cursor::Binding;
 use super::fields::Fields;
+use super::flow::{self, account::FlowAccount};
 use super::list::{List, Walk};
 use super::nfts::NftHolding;
-use super::params::{self, ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
+use super::params::{ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
 use super::problem::Problem;
 use super::tokens::TokenName;
 use super::transactions::TransactionRow;
@@ -31,6 +33,8 @@ pub(crate) struct Account {
     pub stats: Option<AccountStats>,
     /// The contract that is there. Null where none was created as far as is known, and where `meta_worker` is not enabled.
     pub contract: Option<Contract>,
+    /// What a Flow account is beside. Null on other chains, and where the workers behind it are not enabled.
+    pub flow: Option<FlowAccount>,
 }
 
 /// What is counted of an address.
@@ -57,7 +61,7 @@ pub(crate) struct AccountStats {
     get,
     path = "/v1/accounts/{address}",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side")),
     responses((status = 200, description = "The account", body = Answer<Account>))
 )]
 pub(crate) async fn get_account(
@@ -65,8 +69,10 @@ pub(crate) async fn get_account(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Account>>, Problem> {
-    let address = params::address("address", &text)?;
-    let view = View::open(&api, &["address_stats"], &["smart_contracts"]).await?;
+    let address = api.chain().address("address", &text)?;
+    let mut welcome = vec!["smart_contracts"];
+    welcome.extend(flow::account::TABLES);
+    let view = View::open(&api, &["address_stats"], &welcome).await?;
     let key = Key(vec![Value::Bytes(address.clone())]);
     let rows = view.tables()?.rows("address_stats", &[key]).await?;
     let stats = match rows.first().and_then(Option::as_ref) {
@@ -87,8 +93,15 @@ pub(crate) async fn get_account(
         }
         None => None,
     };
-    let contract = if view.has("smart_contracts")? { Contract::newest(&view, &address).await? } else { None };
-    Ok(Json(Answer { data: Account { address: Address(address), stats, contract }, meta: view.meta() }))
+    let mut contract = None;
+    if view.has("smart_contracts")? {
+        contract = Contract::newest(&view, &ContractName::at(&address)).await?;
+    }
+    let flow = match view.kind() {
+        RestChain::Flow(_) => FlowAccount::of(&view, &address).await?,
+        RestChain::Evm => None,
+    };
+    Ok(Json(Answer { data: Account { address: Address(address), stats, contract, flow }, meta: view.meta() }))
 }
 
 /// A transaction that concerns an address.
@@ -107,7 +120,7 @@ pub(crate) struct AccountTransaction {
     pub is_recipient: bool,
     pub is_created: bool,
     pub is_transfer_party: bool,
-    /// The transaction itself. Null where `evm_worker` is not enabled.
+    /// The transaction itself. Null where `evm_worker` is not enabled, and on Flow, where `/v1/transactions/{id}` has it.
     pub transaction: Option<TransactionRow>,
 }
 
@@ -146,7 +159,7 @@ impl AccountRole {
     get,
     path = "/v1/accounts/{address}/transactions",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side"), ListQuery),
     responses((status = 200, description = "A page of transactions", body = Page<AccountTransaction>))
 )]
 pub(crate) async fn list_account_transactions(
@@ -155,13 +168,15 @@ pub(crate) async fn list_account_transactions(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<AccountTransaction>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let address = params::address("address", &text)?;
-    let view = View::open(&api, &["address_transactions"], &["evm_transactions"]).await?;
+    let address = api.chain().address("address", &text)?;
+    // On Flow that table has the transactions of the EVM side.
+    let welcome: &[&str] = if api.chain() == RestChain::Evm { &["evm_transactions"] } else { &[] };
+    let view = View::open(&api, &["address_transactions"], welcome).await?;
     let binding = Binding::new("account transactions", &[&hex::encode(&address), paging.order_word()]);
     let walk = Walk::new("address_transactions", Some("by_address"), vec![Value::Bytes(address)]);
     let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &[walk]).await?;
     let mut transactions: Vec<Option<Row>> = Vec::new();
-    if view.has("evm_transactions")? {
+    if !welcome.is_empty() && view.has("evm_transactions")? {
         let keys = found
             .rows
             .iter()
@@ -200,8 +215,10 @@ pub(crate) async fn list_account_transactions(
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AccountTransfersQuery {
-    /// Only of the token or collection at this address.
-    #[param(pattern = "^(0[xX])?[0-9a-fA-F]{40}$")]
+    /// Only of this token or collection: its address, on Flow `A.<address>.<name>`.
+    #[param(
+        pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$"
+    )]
     pub token: Option<String>,
     /// The most rows of a page; 50 where nothing is said.
     #[param(minimum = 1, maximum = 200)]
@@ -221,16 +238,17 @@ async fn account_transfers(
     query: AccountTransfersQuery,
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, query.order.unwrap_or(Order::Desc))?;
-    let address = params::address("address", text)?;
-    let token = query.token.as_deref().map(|text| params::address("token", text)).transpose()?;
+    let address = api.chain().address("address", text)?;
+    let token = query.token.as_deref().map(|text| api.chain().contract("token", text)).transpose()?;
     let view = View::open(api, &[table], &[]).await?;
-    let token_hex = token.as_ref().map(hex::encode).unwrap_or_default();
-    let filters = [table, &hex::encode(&address), &token_hex, paging.order_word()];
+    let token_word = token.as_ref().map(ContractName::binding).unwrap_or_default();
+    let filters = [table, &hex::encode(&address), &token_word, paging.order_word()];
     let binding = Binding::new("account transfers", &filters);
     let walks = ["by_from", "by_to"].map(|index| {
         let mut walk = Walk::new(table, Some(index), vec![Value::Bytes(address.clone())]);
         if let Some(token) = &token {
-            walk.filters.push(("token_contract_address", Value::Bytes(token.clone())));
+            walk.filters.push(("token_contract_address", Value::Bytes(token.address.clone())));
+            walk.filters.push(("contract_name", Value::text(token.name.as_str())));
         }
         walk
     });
@@ -243,7 +261,7 @@ async fn account_transfers(
     get,
     path = "/v1/accounts/{address}/transfers",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), AccountTransfersQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side"), AccountTransfersQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_account_transfers(
@@ -259,7 +277,7 @@ pub(crate) async fn list_account_transfers(
     get,
     path = "/v1/accounts/{address}/nft-transfers",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), AccountTransfersQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side"), AccountTransfersQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_account_nft_transfers(
@@ -273,6 +291,8 @@ pub(crate) async fn list_account_nft_transfers(
 /// What an address holds of a fungible token.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Holding {
+    /// As paths take it: the address, on Flow `A.<address>.<name>`.
+    pub identifier: String,
     pub token_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -289,7 +309,7 @@ pub(crate) struct Holding {
     get,
     path = "/v1/accounts/{address}/holdings",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side"), PageQuery),
     responses((status = 200, description = "A page of holdings", body = Page<Holding>))
 )]
 pub(crate) async fn list_account_holdings(
@@ -298,7 +318,7 @@ pub(crate) async fn list_account_holdings(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<Holding>>, Problem> {
     let paging = query.paging(api.limits(), Order::Asc)?;
-    let address = params::address("address", &text)?;
+    let address = api.chain().address("address", &text)?;
     let view = View::open(&api, &["ft_holdings"], &["tokens"]).await?;
     let binding = Binding::new("account holdings", &[&hex::encode(&address)]);
     let prefix = vec![Value::Bytes(address), Value::Bool(true)];
@@ -318,6 +338,7 @@ pub(crate) async fn list_account_holdings(
     for ((_, row), token) in found.rows.iter().zip(names) {
         let fields = Fields::new(table, row);
         data.push(Holding {
+            identifier: view.identifier(&fields, "token_contract_address")?,
             token_address: fields.address("token_contract_address")?,
             contract_name: fields.text("contract_name")?,
             balance: fields.sum("balance")?,
@@ -334,7 +355,7 @@ pub(crate) async fn list_account_holdings(
     get,
     path = "/v1/accounts/{address}/nfts",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side"), PageQuery),
     responses((status = 200, description = "A page of NFTs", body = Page<NftHolding>))
 )]
 pub(crate) async fn list_account_nfts(
@@ -343,7 +364,7 @@ pub(crate) async fn list_account_nfts(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<NftHolding>>, Problem> {
     let paging = query.paging(api.limits(), Order::Asc)?;
-    let address = params::address("address", &text)?;
+    let address = api.chain().address("address", &text)?;
     let view = View::open(&api, &["nft_holdings"], &[]).await?;
     let binding = Binding::new("account nfts", &[&hex::encode(&address)]);
     let prefix = vec![Value::Bytes(address), Value::Bool(true)];
@@ -358,7 +379,7 @@ pub(crate) async fn list_account_nfts(
     get,
     path = "/v1/accounts/{address}/contracts",
     tag = "accounts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^(0[xX])?([0-9a-fA-F]{1,16}|[0-9a-fA-F]{40})$", description = "40 hex digits in any case; on Flow up to 16, or 40 of its EVM side"), ListQuery),
     responses((status = 200, description = "A page of contracts", body = Page<Contract>))
 )]
 pub(crate) async fn list_account_contracts(
@@ -367,7 +388,7 @@ pub(crate) async fn list_account_contracts(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Contract>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let address = params::address("address", &text)?;
+    let address = api.chain().address("address", &text)?;
     let view = View::open(&api, &["smart_contracts"], &[]).await?;
     let binding = Binding::new("account contracts", &[&hex::encode(&address), paging.order_word()]);
     let walk = Walk::new("smart_contracts", Some("by_creator"), vec![Value::Bytes(address)]);

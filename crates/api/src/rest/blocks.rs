@@ -1,4 +1,4 @@
-//! Blocks, out of the raw store; and the transactions of one, out of `evm_transactions`.
+//! Blocks, out of the raw store; and the transactions of one, out of `evm_transactions`, or on Flow out of the raw store too.
 
 use std::sync::Arc;
 
@@ -12,7 +12,9 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::answer::{Answer, Page, PageInfo};
+use super::chain::RestChain;
 use super::cursor::Binding;
+use super::flow::{self, block::FlowBlock};
 use super::list::{self, List, Walk, lost_to_a_reorg, reorged};
 use super::params::{BlockName, ListQuery, NoParams, Order, Params, Place};
 use super::problem::Problem;
@@ -33,7 +35,10 @@ pub(crate) struct Block {
     pub timestamp: Option<String>,
     pub transaction_count: u32,
     pub log_count: u32,
-    pub evm: EvmHeader,
+    /// Of an EVM chain's block; else null.
+    pub evm: Option<EvmHeader>,
+    /// Of a Flow block; else null.
+    pub flow: Option<FlowBlock>,
 }
 
 /// What an EVM block's header says beside.
@@ -58,10 +63,12 @@ pub(crate) struct EvmHeader {
 
 impl Block {
     /// Of a stored block with its header.
-    pub(crate) fn of(stored: StoredBlock) -> Result<Block, Problem> {
-        let view = BlockView::decode(stored, None)?;
-        let header = view.header()?;
-        let facts = view.stored().facts;
+    pub(crate) fn of(chain: RestChain, stored: StoredBlock) -> Result<Block, Problem> {
+        let facts = stored.facts;
+        let (evm, flow) = match chain {
+            RestChain::Evm => (Some(EvmHeader::of(stored)?), None),
+            RestChain::Flow(_) => (None, Some(FlowBlock::of(&stored)?)),
+        };
         Ok(Block {
             height: Num(facts.height.get()),
             id: Hash::of(facts.id.as_bytes()),
@@ -70,19 +77,28 @@ impl Block {
             timestamp: rfc3339(facts.timestamp_ms),
             transaction_count: facts.tx_count,
             log_count: facts.log_count,
-            evm: EvmHeader {
-                miner: Address::of(header.beneficiary.as_slice()),
-                gas_limit: Num(header.gas_limit),
-                gas_used: Num(header.gas_used),
-                base_fee_per_gas: header.base_fee_per_gas.map(Amount::of),
-                blob_gas_used: header.blob_gas_used.map(Num),
-                excess_blob_gas: header.excess_blob_gas.map(Num),
-                difficulty: Amount(header.difficulty),
-                extra_data: Data(header.extra_data.0.clone()),
-                state_root: Hash::of(header.state_root.as_slice()),
-                transactions_root: Hash::of(header.transactions_root.as_slice()),
-                receipts_root: Hash::of(header.receipts_root.as_slice()),
-            },
+            evm,
+            flow,
+        })
+    }
+}
+
+impl EvmHeader {
+    fn of(stored: StoredBlock) -> Result<EvmHeader, Problem> {
+        let view = BlockView::decode(stored, None)?;
+        let header = view.header()?;
+        Ok(EvmHeader {
+            miner: Address::of(header.beneficiary.as_slice()),
+            gas_limit: Num(header.gas_limit),
+            gas_used: Num(header.gas_used),
+            base_fee_per_gas: header.base_fee_per_gas.map(Amount::of),
+            blob_gas_used: header.blob_gas_used.map(Num),
+            excess_blob_gas: header.excess_blob_gas.map(Num),
+            difficulty: Amount(header.difficulty),
+            extra_data: Data(header.extra_data.0.clone()),
+            state_root: Hash::of(header.state_root.as_slice()),
+            transactions_root: Hash::of(header.transactions_root.as_slice()),
+            receipts_root: Hash::of(header.receipts_root.as_slice()),
         })
     }
 }
@@ -180,7 +196,8 @@ pub(crate) async fn list_blocks(
         (None, Some(last)) => Some(seal(last)),
         (None, None) => paging.cursor.clone(),
     };
-    let data = blocks.into_iter().map(Block::of).collect::<Result<Vec<_>, _>>()?;
+    let data =
+        blocks.into_iter().map(|stored| Block::of(view.kind(), stored)).collect::<Result<Vec<_>, _>>()?;
     Ok(Json(Page { data, page: PageInfo { next, resume, limit: paging.limit }, meta: view.meta() }))
 }
 
@@ -199,10 +216,14 @@ pub(crate) async fn get_block(
 ) -> Result<Json<Answer<Block>>, Problem> {
     let view = View::raw(&api).await?;
     let block = find(&view, &name).await?;
-    let stored = view.chain().block(block.height, Parts::HEADER).await?;
+    let parts = match view.kind() {
+        RestChain::Evm => Parts::HEADER,
+        RestChain::Flow(_) => Parts::HEADER | Parts::EXTRAS,
+    };
+    let stored = view.chain().block(block.height, parts).await?;
     let stored =
         stored.ok_or_else(|| Problem::internal(format!("block {block} is listed, but not stored")))?;
-    Ok(Json(Answer { data: Block::of(stored)?, meta: view.meta() }))
+    Ok(Json(Answer { data: Block::of(view.kind(), stored)?, meta: view.meta() }))
 }
 
 /// The transactions of a block, in their order.
@@ -223,6 +244,12 @@ pub(crate) async fn list_block_transactions(
 ) -> Result<Json<Page<TransactionRow>>, Problem> {
     let paging = query.paging(api.limits(), Order::Asc)?;
     name.parse::<BlockName>()?;
+    if let RestChain::Flow(_) = api.chain() {
+        let view = View::raw(&api).await?;
+        let block = find(&view, &name).await?;
+        let binding = Binding::new("block transactions", &[&block.to_string(), paging.order_word()]);
+        return flow::list::page(&view, HeightRange::one(block.height), binding, &paging).await;
+    }
     let view = View::open(&api, &["evm_transactions"], &[]).await?;
     let block = find(&view, &name).await?;
     view.reaches(block.height)?;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use bytes::Bytes;
 use cairn_store::derived::{Key, Row, Scan, Value};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
 use super::answer::{Answer, Page};
+use super::chain::ContractName;
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Rows, Walk};
-use super::params::{self, ListQuery, NoParams, Order, Paging, Params, Place};
+use super::params::{ListQuery, NoParams, Order, Paging, Params, Place};
 use super::problem::Problem;
 use super::view::View;
 use super::words::{Address, Data, Hash, Num, rfc3339};
@@ -23,6 +23,8 @@ use super::words::{Address, Data, Hash, Num, rfc3339};
 /// A contract, as it was created.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Contract {
+    /// As paths take it: the address, on Flow `A.<address>.<name>`.
+    pub identifier: String,
     pub address: Address,
     /// Its name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -49,6 +51,7 @@ impl Contract {
         let fields = Fields::new(view.table("smart_contracts")?, row);
         let timestamp_ms = fields.uint("block_timestamp_ms")?;
         Ok(Contract {
+            identifier: view.identifier(&fields, "address")?,
             address: fields.address("address")?,
             contract_name: fields.text("contract_name")?,
             block_height: fields.num("block_height")?,
@@ -64,10 +67,10 @@ impl Contract {
     }
 
     /// The newest one at an address, up to the watermark.
-    pub(crate) async fn newest(view: &View, address: &Bytes) -> Result<Option<Contract>, Problem> {
+    pub(crate) async fn newest(view: &View, contract: &ContractName) -> Result<Option<Contract>, Problem> {
         let scan = Scan {
             index: Some("by_address"),
-            prefix: vec![Value::Bytes(address.clone()), Value::text("")],
+            prefix: contract.values(),
             upper: view.watermark().map_or(Bound::Unbounded, |at| Bound::Included(vec![Value::height(at)])),
             descending: true,
             ..Scan::new("smart_contracts", 1)
@@ -107,7 +110,7 @@ pub(crate) async fn list_contracts(
     get,
     path = "/v1/contracts/{address}",
     tag = "contracts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>")),
     responses((status = 200, description = "The contract", body = Answer<Contract>))
 )]
 pub(crate) async fn get_contract(
@@ -115,13 +118,13 @@ pub(crate) async fn get_contract(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Contract>>, Problem> {
-    let address = params::address("address", &text)?;
+    let name = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["smart_contracts"], &[]).await?;
-    let contract = Contract::newest(&view, &address).await?;
+    let contract = Contract::newest(&view, &name).await?;
     let data = contract.ok_or_else(|| {
+        let identifier = view.kind().identifier(&name.address, &name.name);
         Problem::not_found(format!(
-            "a contract at {} that a transaction up to the watermark created",
-            Address(address)
+            "a contract at {identifier} that a transaction up to the watermark created"
         ))
     })?;
     Ok(Json(Answer { data, meta: view.meta() }))
@@ -161,7 +164,7 @@ pub(crate) enum CodeStatus {
     get,
     path = "/v1/contracts/{address}/code",
     tag = "contracts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>")),
     responses((status = 200, description = "The code", body = Answer<ContractCode>))
 )]
 pub(crate) async fn get_contract_code(
@@ -169,12 +172,12 @@ pub(crate) async fn get_contract_code(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<ContractCode>>, Problem> {
-    let address = params::address("address", &text)?;
+    let contract = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["contract_code_hashes", "contract_code"], &[]).await?;
-    let key = Key(vec![Value::Bytes(address.clone()), Value::text("")]);
-    let rows = view.tables()?.rows("contract_code_hashes", &[key]).await?;
+    let rows = view.tables()?.rows("contract_code_hashes", &[contract.key()]).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
-        Problem::not_found(format!("the code at {}, as far as nodes were asked,", Address(address.clone())))
+        let identifier = view.kind().identifier(&contract.address, &contract.name);
+        Problem::not_found(format!("the code at {identifier}, as far as nodes were asked,"))
     })?;
     let fields = Fields::new(view.table("contract_code_hashes")?, &row);
     let status = match fields.text("status")?.as_str() {
@@ -193,7 +196,7 @@ pub(crate) async fn get_contract_code(
         }
     }
     let data = ContractCode {
-        address: Address(address),
+        address: Address(contract.address),
         contract_name: fields.text("contract_name")?,
         status,
         code_hash: hash.map(Hash),

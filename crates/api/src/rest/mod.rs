@@ -12,10 +12,12 @@
 mod accounts;
 mod answer;
 mod blocks;
+mod chain;
 mod contracts;
 mod cursor;
 mod docs;
 mod fields;
+mod flow;
 mod guard;
 mod limits;
 mod list;
@@ -46,11 +48,14 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub use chain::RestChain;
 pub use limits::RestLimits;
 
 /// What REST reads from, and within which limits.
 #[derive(Clone)]
 pub struct RestState {
+    /// The kind of chain that it is of.
+    pub chain: RestChain,
     /// The raw store.
     pub raw: Arc<dyn RawReader>,
     /// The derived tables; `None` where there are none here: what needs them is then a problem that says so.
@@ -74,6 +79,10 @@ pub(crate) struct Api {
 }
 
 impl Api {
+    fn chain(&self) -> RestChain {
+        self.state.chain
+    }
+
     fn raw(&self) -> &dyn RawReader {
         &*self.state.raw
     }
@@ -118,6 +127,7 @@ impl Api {
         version = "1",
         description = "Reads only. Every answer has the same shape: data, page for lists, meta with the block up to which the data goes. \
                        Numbers that may pass 2^53 are strings. Hashes and addresses are read in any case and written in lower case. \
+                       Flow's accounts have 16 hex digits (leading zeros may be left out), its contracts are A.<address>.<name>, and addresses of its EVM side have 40. \
                        Errors are problems as in RFC 9457.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use bytes::Bytes;
-use cairn_store::derived::{Key, Row, Sum, Value};
+use cairn_store::derived::{Row, Sum, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -37,6 +37,8 @@ pub(crate) struct CollectionName {
 /// A collection of NFTs.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Collection {
+    /// As paths take it: the address, on Flow `A.<address>.<name>`.
+    pub identifier: String,
     pub address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -55,6 +57,7 @@ impl Collection {
     fn of(view: &View, row: &Row, name: Option<CollectionName>) -> Result<Collection, Problem> {
         let fields = Fields::new(view.table("nft_collection_stats")?, row);
         Ok(Collection {
+            identifier: view.identifier(&fields, "contract_address")?,
             address: fields.address("contract_address")?,
             contract_name: fields.text("contract_name")?,
             item_count: fields.count("item_count")?,
@@ -161,7 +164,7 @@ pub(crate) async fn list_collections(
     get,
     path = "/v1/nft-collections/{address}",
     tag = "nfts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>")),
     responses((status = 200, description = "The collection", body = Answer<Collection>))
 )]
 pub(crate) async fn get_collection(
@@ -169,20 +172,22 @@ pub(crate) async fn get_collection(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Collection>>, Problem> {
-    let address = params::address("address", &text)?;
+    let collection = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["nft_collection_stats"], &["nft_collections"]).await?;
-    let collection = [(address.clone(), String::new())];
-    let rows = view.tables()?.rows("nft_collection_stats", &keys_of(&collection)).await?;
+    let rows = view.tables()?.rows("nft_collection_stats", &[collection.key()]).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
-        Problem::not_found(format!("a collection of NFTs at {} that was transferred", Address(address)))
+        let identifier = view.kind().identifier(&collection.address, &collection.name);
+        Problem::not_found(format!("a collection of NFTs at {identifier} that was transferred"))
     })?;
-    let name = Collection::names(&view, &collection).await?.pop().flatten();
+    let name = Collection::names(&view, &[(collection.address, collection.name)]).await?.pop().flatten();
     Ok(Json(Answer { data: Collection::of(&view, &row, name)?, meta: view.meta() }))
 }
 
 /// An item of a collection.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Item {
+    /// The collection as paths take it: the address, on Flow `A.<address>.<name>`.
+    pub collection_identifier: String,
     pub collection_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -203,6 +208,7 @@ impl Item {
     fn of(view: &View, row: &Row) -> Result<Item, Problem> {
         let fields = Fields::new(view.table("nft_ownership")?, row);
         Ok(Item {
+            collection_identifier: view.identifier(&fields, "contract_address")?,
             collection_address: fields.address("contract_address")?,
             contract_name: fields.text("contract_name")?,
             id: fields.amount("nft_id")?,
@@ -222,7 +228,7 @@ impl Item {
     get,
     path = "/v1/nft-collections/{address}/items",
     tag = "nfts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"), ListQuery),
     responses((status = 200, description = "A page of items", body = Page<Item>))
 )]
 pub(crate) async fn list_items(
@@ -231,10 +237,10 @@ pub(crate) async fn list_items(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Item>>, Problem> {
     let paging = query.paging(api.limits(), Order::Asc)?;
-    let address = params::address("address", &text)?;
+    let collection = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["nft_ownership"], &[]).await?;
-    let binding = Binding::new("items", &[&hex::encode(&address), paging.order_word()]);
-    let walk = Walk::new("nft_ownership", None, vec![Value::Bytes(address), Value::text("")]);
+    let binding = Binding::new("items", &[&collection.binding(), paging.order_word()]);
+    let walk = Walk::new("nft_ownership", None, collection.values());
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let data = found.rows.iter().map(|(_, row)| Item::of(&view, row)).collect::<Result<Vec<_>, _>>()?;
     Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
@@ -264,7 +270,7 @@ pub(crate) struct ItemDetail {
     path = "/v1/nft-collections/{address}/items/{item}",
     tag = "nfts",
     params(
-        ("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"),
+        ("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"),
         ("item" = String, Path, pattern = "^[0-9]{1,78}$", description = "The item's id in decimal digits")
     ),
     responses((status = 200, description = "The item", body = Answer<ItemDetail>))
@@ -274,13 +280,15 @@ pub(crate) async fn get_item(
     Place((text, item)): Place<(String, String)>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<ItemDetail>>, Problem> {
-    let address = params::address("address", &text)?;
+    let collection = api.chain().contract("address", &text)?;
     let item = params::item(&item)?;
     let view = View::open(&api, &["nft_ownership"], &["nft_metadata"]).await?;
-    let key = Key(vec![Value::Bytes(address.clone()), Value::text(""), Value::Amount(item)]);
+    let mut key = collection.key();
+    key.0.push(Value::Amount(item));
     let rows = view.tables()?.rows("nft_ownership", std::slice::from_ref(&key)).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
-        Problem::not_found(format!("the item {item} of {}, as far as it was transferred,", Address(address)))
+        let identifier = view.kind().identifier(&collection.address, &collection.name);
+        Problem::not_found(format!("the item {item} of {identifier}, as far as it was transferred,"))
     })?;
     let mut metadata = None;
     if view.has("nft_metadata")? {
@@ -311,7 +319,7 @@ pub(crate) struct Owner {
     get,
     path = "/v1/nft-collections/{address}/owners",
     tag = "nfts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"), PageQuery),
     responses((status = 200, description = "A page of owners", body = Page<Owner>))
 )]
 pub(crate) async fn list_owners(
@@ -320,10 +328,10 @@ pub(crate) async fn list_owners(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<Owner>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let address = params::address("address", &text)?;
+    let collection = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["nft_owners"], &[]).await?;
-    let binding = Binding::new("owners", &[&hex::encode(&address)]);
-    let mut walk = Walk::new("nft_owners", Some("by_balance"), vec![Value::Bytes(address), Value::text("")]);
+    let binding = Binding::new("owners", &[&collection.binding()]);
+    let mut walk = Walk::new("nft_owners", Some("by_balance"), collection.values());
     walk.lower = Bound::Excluded(vec![Value::Sum(Box::new(Sum::ZERO))]);
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let table = view.table("nft_owners")?;
@@ -366,7 +374,7 @@ pub(crate) struct CollectionTransfersQuery {
     get,
     path = "/v1/nft-collections/{address}/transfers",
     tag = "nfts",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), CollectionTransfersQuery),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"), CollectionTransfersQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_collection_transfers(
@@ -375,13 +383,13 @@ pub(crate) async fn list_collection_transfers(
     Params(query): Params<CollectionTransfersQuery>,
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, query.order.unwrap_or(Order::Desc))?;
-    let address = params::address("address", &text)?;
+    let collection = api.chain().contract("address", &text)?;
     let item = query.item.as_deref().map(params::item).transpose()?;
     let view = View::open(&api, &["nft_transfers"], &[]).await?;
     let said = item.map(|item| item.to_string()).unwrap_or_default();
-    let filters = [hex::encode(&address), said];
+    let filters = [collection.binding(), said];
     let binding = Binding::new("collection transfers", &[&filters[0], &filters[1], paging.order_word()]);
-    let mut prefix = vec![Value::Bytes(address), Value::text("")];
+    let mut prefix = collection.values();
     let index = match item {
         Some(item) => {
             prefix.push(Value::Amount(item));
@@ -397,6 +405,8 @@ pub(crate) async fn list_collection_transfers(
 /// How many of an item an address holds.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct NftHolding {
+    /// The collection as paths take it: the address, on Flow `A.<address>.<name>`.
+    pub collection_identifier: String,
     pub collection_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -409,6 +419,7 @@ impl NftHolding {
     pub(crate) fn of(view: &View, row: &Row) -> Result<NftHolding, Problem> {
         let fields = Fields::new(view.table("nft_holdings")?, row);
         Ok(NftHolding {
+            collection_identifier: view.identifier(&fields, "contract_address")?,
             collection_address: fields.address("contract_address")?,
             contract_name: fields.text("contract_name")?,
             item_id: fields.amount("nft_id")?,

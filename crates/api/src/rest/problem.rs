@@ -248,6 +248,14 @@ impl Problem {
         .with(|extra| extra.worker = Some(worker.into()))
     }
 
+    /// This kind of chain has no such table.
+    pub(crate) fn no_such_table(table: &str, chain: &str) -> Problem {
+        Problem::new(
+            Code::WorkerNotEnabled,
+            format!("no worker fills {table} on {chain}, so there is no answer"),
+        )
+    }
+
     pub(crate) fn not_yet(worker: &str, watermark: Option<Height>) -> Problem {
         let stands = watermark
             .map_or("has not finished a block yet".into(), |at| format!("has come as far as block {at}"));

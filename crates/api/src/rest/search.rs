@@ -12,12 +12,13 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::Answer;
+use super::chain::{ContractName, RestChain, flow_contract};
 use super::contracts::Contract;
 use super::fields::Fields;
+use super::flow::transaction::find_evm;
 use super::params;
 use super::params::Params;
 use super::problem::Problem;
-use super::tokens::keys_of;
 use super::view::View;
 use super::words::{Address, Hash, Num};
 
@@ -30,8 +31,18 @@ const MAX_NAMES: usize = 20;
 pub(crate) enum Found {
     /// A block.
     Block { height: Num, id: Hash },
-    /// A transaction.
+    /// A transaction; on Flow one by the hash of an EVM transaction in it too.
     Transaction { id: Hash, block_height: Num, transaction_index: u32 },
+    /// A contract of Flow by its name, known or not. What is known of it is null where the worker behind it is not enabled.
+    Contract {
+        identifier: String,
+        /// Whether a transaction deployed it.
+        is_contract: Option<bool>,
+        /// Whether a fungible token moved there.
+        is_token: Option<bool>,
+        /// Whether NFTs of it moved.
+        is_nft_collection: Option<bool>,
+    },
     /// An address, known or not. What is known of it is null where the worker behind it is not enabled.
     Address {
         address: Address,
@@ -43,9 +54,9 @@ pub(crate) enum Found {
         is_nft_collection: Option<bool>,
     },
     /// A fungible token whose name or symbol begins so, or a word in it.
-    Token { address: Address, name: Option<String>, symbol: Option<String> },
+    Token { identifier: String, address: Address, name: Option<String>, symbol: Option<String> },
     /// A collection of NFTs whose name or symbol begins so, or a word in it.
-    NftCollection { address: Address, name: Option<String>, symbol: Option<String> },
+    NftCollection { identifier: String, address: Address, name: Option<String>, symbol: Option<String> },
 }
 
 /// What to look for.
@@ -53,7 +64,8 @@ pub(crate) enum Found {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SearchQuery {
-    /// A height, a hash of 64 hex digits, an address of 40 hex digits, or the beginning of a name.
+    /// A height, a hash of 64 hex digits, an address of 40 hex digits (on Flow of 16 too, or fewer behind 0x), a contract as `A.<address>.<name>`, or
+    /// the beginning of a name.
     #[param(min_length = 1, max_length = 100)]
     pub q: String,
 }
@@ -62,10 +74,21 @@ enum Wanted {
     Height(Height),
     Hash([u8; 32]),
     Address(bytes::Bytes),
+    Contract(ContractName),
     Name,
 }
 
-fn wanted(text: &str) -> Wanted {
+fn wanted(chain: RestChain, text: &str) -> Wanted {
+    if let RestChain::Flow(_) = chain {
+        // Few hex digits may be a word or a height as well.
+        let is_address = text.len() == 16 || text.starts_with("0x") || text.starts_with("0X");
+        if let Some(address) = is_address.then(|| chain.address("q", text).ok()).flatten() {
+            return Wanted::Address(address);
+        }
+        if let Some(contract) = flow_contract(text).filter(|contract| !contract.name.is_empty()) {
+            return Wanted::Contract(contract);
+        }
+    }
     if let Ok(height) = params::decimal("q", text, params::MAX_HEIGHT_DIGITS) {
         return Wanted::Height(Height(height));
     }
@@ -92,13 +115,13 @@ pub(crate) async fn search(
     if text.is_empty() || query.q.chars().count() > limit {
         return Err(Problem::parameter("q", format!("give 1 to {limit} characters")));
     }
-    let wanted = wanted(text);
+    let wanted = wanted(api.chain(), text);
     let mut data = Vec::new();
     let view = match wanted {
         Wanted::Hash(_) => View::raw(&api).await?,
         _ if api.app().is_none() && !matches!(wanted, Wanted::Name) => View::raw(&api).await?,
         Wanted::Height(_) => open(&api, &[], &["search_index"]).await?,
-        Wanted::Address(_) => {
+        Wanted::Address(_) | Wanted::Contract(_) => {
             open(&api, &[], &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
         }
         Wanted::Name => open(&api, &["search_index"], &[]).await?,
@@ -114,26 +137,34 @@ pub(crate) async fn search(
             if let Some(height) = view.chain().find_block(BlockId(*hash)).await? {
                 data.push(Found::Block { height: Num(height.get()), id: Hash::of(hash) });
             }
-            if let Some(place) = view.chain().find_tx(TxId(*hash)).await? {
+            let id = TxId(*hash);
+            let mut found = view.chain().find_tx(id).await?.map(|place| (place, id));
+            if let (None, RestChain::Flow(network)) = (&found, view.kind()) {
+                found = find_evm(&view, network, id, view.head().range()).await?;
+            }
+            if let Some((place, id)) = found {
                 data.push(Found::Transaction {
-                    id: Hash::of(hash),
+                    id: Hash::of(id.as_bytes()),
                     block_height: Num(place.height.get()),
                     transaction_index: place.index,
                 });
             }
         }
         Wanted::Address(address) => {
-            let is_contract = match view.has("smart_contracts")? {
-                true => Some(Contract::newest(&view, address).await?.is_some()),
-                false => None,
-            };
+            let alone = ContractName::at(address);
             data.push(Found::Address {
                 address: Address(address.clone()),
-                is_contract,
-                is_token: is_in(&view, "token_stats", address).await?,
-                is_nft_collection: is_in(&view, "nft_collection_stats", address).await?,
+                is_contract: is_contract(&view, &alone).await?,
+                is_token: is_in(&view, "token_stats", &alone).await?,
+                is_nft_collection: is_in(&view, "nft_collection_stats", &alone).await?,
             });
         }
+        Wanted::Contract(contract) => data.push(Found::Contract {
+            identifier: view.kind().identifier(&contract.address, &contract.name),
+            is_contract: is_contract(&view, contract).await?,
+            is_token: is_in(&view, "token_stats", contract).await?,
+            is_nft_collection: is_in(&view, "nft_collection_stats", contract).await?,
+        }),
         Wanted::Name => {}
     }
     if view.has("search_index")? {
@@ -146,11 +177,18 @@ async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Prob
     View::open(api, needed, welcome).await
 }
 
-async fn is_in(view: &View, table: &'static str, address: &bytes::Bytes) -> Result<Option<bool>, Problem> {
+async fn is_contract(view: &View, contract: &ContractName) -> Result<Option<bool>, Problem> {
+    match view.has("smart_contracts")? {
+        true => Ok(Some(Contract::newest(view, contract).await?.is_some())),
+        false => Ok(None),
+    }
+}
+
+async fn is_in(view: &View, table: &'static str, contract: &ContractName) -> Result<Option<bool>, Problem> {
     if !view.has(table)? {
         return Ok(None);
     }
-    let rows = view.tables()?.rows(table, &keys_of(&[(address.clone(), String::new())])).await?;
+    let rows = view.tables()?.rows(table, &[contract.key()]).await?;
     Ok(Some(rows.iter().any(Option::is_some)))
 }
 
@@ -169,19 +207,20 @@ async fn names(view: &View, text: &str, data: &mut Vec<Found>) -> Result<(), Pro
     for row in &page.rows {
         let fields = Fields::new(table, row);
         let (kind, address) = (fields.text("kind")?, fields.bytes("contract_address")?);
+        let identifier = view.identifier(&fields, "contract_address")?;
         // Several words of one name may begin so.
-        if seen.contains(&(kind.clone(), address.clone())) {
+        if seen.contains(&(kind.clone(), identifier.clone())) {
             continue;
         }
         if seen.len() == MAX_NAMES {
             break;
         }
-        seen.push((kind.clone(), address.clone()));
+        seen.push((kind.clone(), identifier.clone()));
         let (name, symbol) = (fields.opt_text("name")?, fields.opt_text("symbol")?);
         let address = Address(address);
         data.push(match kind.as_str() {
-            "collection" => Found::NftCollection { address, name, symbol },
-            _ => Found::Token { address, name, symbol },
+            "collection" => Found::NftCollection { identifier, address, name, symbol },
+            _ => Found::Token { identifier, address, name, symbol },
         });
     }
     Ok(())

@@ -22,6 +22,8 @@ pub(crate) struct Status {
     /// The version of this server.
     pub version: &'static str,
     pub chain_id: Num,
+    /// `evm`, or the network of Flow such as `flow-mainnet`.
+    pub chain: &'static str,
     /// The first stored height; null while nothing is stored.
     pub first_height: Option<Num>,
     /// The newest stored height; null while nothing is stored.
@@ -127,6 +129,7 @@ pub(crate) async fn get_status(
     let data = Status {
         version: env!("CARGO_PKG_VERSION"),
         chain_id: Num(head.info.chain_id.0),
+        chain: view.kind().name(),
         first_height: head.first.map(|first| Num(first.get())),
         raw_tip_height: head.tip.map(|tip| Num(tip.height.get())),
         raw_tip,

@@ -233,7 +233,7 @@ impl Stream {
                 return Err(Problem::internal(format!("block {block} doesn't follow what a stream sent")));
             }
             self.mark.last = Some(block);
-            let block = Block::of(stored)?;
+            let block = Block::of(view.kind(), stored)?;
             self.push("block", &block)?;
         }
         Ok(true)

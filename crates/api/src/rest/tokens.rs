@@ -15,7 +15,7 @@ use super::answer::{Answer, Page};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Walk};
-use super::params::{self, ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
+use super::params::{ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
 use super::problem::Problem;
 use super::transfers::Transfer;
 use super::view::View;
@@ -96,6 +96,8 @@ pub(crate) fn keys_of(contracts: &[(Bytes, String)]) -> Vec<Key> {
 /// A fungible token.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Token {
+    /// As paths take it: the address, on Flow `A.<address>.<name>`.
+    pub identifier: String,
     pub address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -114,6 +116,7 @@ impl Token {
     fn of(view: &View, row: &Row, token: Option<TokenName>) -> Result<Token, Problem> {
         let fields = Fields::new(view.table("token_stats")?, row);
         Ok(Token {
+            identifier: view.identifier(&fields, "contract_address")?,
             address: fields.address("contract_address")?,
             contract_name: fields.text("contract_name")?,
             transfer_count: fields.count("transfer_count")?,
@@ -196,7 +199,7 @@ pub(crate) async fn list_tokens(
     get,
     path = "/v1/tokens/{address}",
     tag = "tokens",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case")),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>")),
     responses((status = 200, description = "The token", body = Answer<Token>))
 )]
 pub(crate) async fn get_token(
@@ -204,14 +207,14 @@ pub(crate) async fn get_token(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Token>>, Problem> {
-    let address = params::address("address", &text)?;
+    let token = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["token_stats"], &["tokens"]).await?;
-    let token = [(address.clone(), String::new())];
-    let rows = view.tables()?.rows("token_stats", &keys_of(&token)).await?;
+    let rows = view.tables()?.rows("token_stats", &[token.key()]).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
-        Problem::not_found(format!("a fungible token at {} that was transferred", Address(address)))
+        let identifier = view.kind().identifier(&token.address, &token.name);
+        Problem::not_found(format!("a fungible token at {identifier} that was transferred"))
     })?;
-    let name = TokenName::of_tokens(&view, &token).await?.pop().flatten();
+    let name = TokenName::of_tokens(&view, &[(token.address, token.name)]).await?.pop().flatten();
     Ok(Json(Answer { data: Token::of(&view, &row, name)?, meta: view.meta() }))
 }
 
@@ -230,7 +233,7 @@ pub(crate) struct Holder {
     get,
     path = "/v1/tokens/{address}/holders",
     tag = "tokens",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), PageQuery),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"), PageQuery),
     responses((status = 200, description = "A page of holders", body = Page<Holder>))
 )]
 pub(crate) async fn list_token_holders(
@@ -239,11 +242,10 @@ pub(crate) async fn list_token_holders(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<Holder>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let address = params::address("address", &text)?;
+    let token = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["ft_holdings"], &[]).await?;
-    let binding = Binding::new("token holders", &[&hex::encode(&address)]);
-    let prefix = vec![Value::Bytes(address), Value::text("")];
-    let mut walk = Walk::new("ft_holdings", Some("by_balance"), prefix);
+    let binding = Binding::new("token holders", &[&token.binding()]);
+    let mut walk = Walk::new("ft_holdings", Some("by_balance"), token.values());
     walk.lower = Bound::Excluded(vec![Value::Sum(Box::new(Sum::ZERO))]);
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let table = view.table("ft_holdings")?;
@@ -268,7 +270,7 @@ pub(crate) async fn list_token_holders(
     get,
     path = "/v1/tokens/{address}/transfers",
     tag = "tokens",
-    params(("address" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{40}$", description = "40 hex digits in any case"), ListQuery),
+    params(("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"), ListQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_token_transfers(
@@ -277,11 +279,10 @@ pub(crate) async fn list_token_transfers(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let address = params::address("address", &text)?;
+    let token = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["ft_transfers"], &[]).await?;
-    let binding = Binding::new("token transfers", &[&hex::encode(&address), paging.order_word()]);
-    let prefix = vec![Value::Bytes(address), Value::text("")];
-    let walks = [Walk::new("ft_transfers", Some("by_token"), prefix)];
+    let binding = Binding::new("token transfers", &[&token.binding(), paging.order_word()]);
+    let walks = [Walk::new("ft_transfers", Some("by_token"), token.values())];
     let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &walks).await?;
     Transfer::page(&view, found, &walks, None, &paging)
 }

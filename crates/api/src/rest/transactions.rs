@@ -1,11 +1,12 @@
-//! Transactions: lists out of `evm_transactions`; one by its id out of the raw store, by id → height → block.
+//! Transactions: lists out of `evm_transactions`, or on Flow out of the raw store; one by its id out of the raw store, by id → height → block.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use cairn_core::{Height, Parts, StoredBlock, TxId, TxStatus};
-use cairn_evm::{BlockView, DecodedBlock, DecodedTx, Recipient};
+use cairn_core::{Height, HeightRange, Parts, StoredBlock, TxId, TxStatus};
+use cairn_evm::{BlockView, DecodedBlock, DecodedLog, DecodedTx, Recipient};
+use cairn_flow::{DecodedEvent, Network};
 use cairn_store::TxPlace;
 use cairn_store::derived::{Row, Value};
 use serde::{Deserialize, Serialize};
@@ -13,11 +14,17 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::{Answer, BlockStamp, Page, PageInfo};
+use super::blocks;
+use super::chain::RestChain;
 use super::cursor::Binding;
 use super::fields::Fields;
+use super::flow::{
+    self,
+    transaction::{CadenceEvent, FlowTransaction, FlowTx, Repeats},
+};
 use super::list::{self, List, Rows, Walk, lost_to_a_reorg, reorged};
 use super::logs::Log;
-use super::params::{self, ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
+use super::params::{self, ListQuery, Order, Paging, Params, Place};
 use super::problem::Problem;
 use super::transfers::Transfer;
 use super::view::View;
@@ -69,19 +76,24 @@ pub(crate) struct TransactionRow {
     #[serde(rename = "type")]
     pub tx_type: Option<Num>,
     pub status: TransactionStatus,
-    /// Null where nobody says.
+    /// Whether the chain itself made it: on Flow its id stands in more than one block.
+    pub is_system: bool,
+    /// On Flow who pays. Null where nobody says.
     pub from: Option<Address>,
     /// Null where it creates a contract, or where it isn't known.
     pub to: Option<Address>,
     /// The contract that it created.
     pub contract_address: Option<Address>,
+    /// On Flow the sequence number of the proposer's key.
     pub nonce: Option<Num>,
     /// Wei.
     pub value: Option<Amount>,
     /// The first four bytes of its input.
     pub method: Option<Data>,
     pub input_length_bytes: Option<Num>,
+    /// On Flow the limit of its computation.
     pub gas_limit: Option<Num>,
+    /// On Flow its computation.
     pub gas_used: Num,
     /// Wei per gas that were paid; null where nobody says.
     pub effective_gas_price: Option<Amount>,
@@ -105,6 +117,7 @@ impl TransactionRow {
             timestamp: rfc3339(timestamp_ms),
             tx_type: fields.opt_num("tx_type")?,
             status: TransactionStatus::of(&fields.text("status")?)?,
+            is_system: false,
             from: fields.opt_address("from_address")?,
             to: fields.opt_address("to_address")?,
             contract_address: fields.opt_address("contract_address")?,
@@ -138,7 +151,7 @@ pub(crate) struct Transaction {
     pub status: TransactionStatus,
     /// Whether the chain put it in outside the header's roots.
     pub is_injected: bool,
-    /// Null where nobody says.
+    /// On Flow who pays. Null where nobody says.
     pub from: Option<Address>,
     /// Null where it creates a contract, or where it isn't known.
     pub to: Option<Address>,
@@ -148,9 +161,12 @@ pub(crate) struct Transaction {
     /// Wei.
     pub value: Option<Amount>,
     pub input: Option<Data>,
+    /// On Flow the limit of its computation.
     pub gas_limit: Option<Num>,
+    /// On Flow its computation.
     pub gas_used: Num,
-    pub cumulative_gas_used: Num,
+    /// Null on Flow.
+    pub cumulative_gas_used: Option<Num>,
     /// Wei per gas that it offers, where it offers one price.
     pub gas_price: Option<Amount>,
     pub max_fee_per_gas: Option<Amount>,
@@ -164,24 +180,68 @@ pub(crate) struct Transaction {
     /// Wei for the data on the chain below, where the node said.
     pub l1_fee: Option<Amount>,
     pub event_count: u32,
+    /// Of a Flow transaction; else null.
+    pub flow: Option<FlowTransaction>,
     /// The first events, where they were asked for; else null.
-    pub events: Option<Vec<Log>>,
+    pub events: Option<Vec<Event>>,
     /// The cursor for `/events` where there are more of them.
     pub events_next: Option<String>,
 }
 
+/// An event: a log of an EVM chain, or an event of Cadence.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Event {
+    Log(Log),
+    Cadence(CadenceEvent),
+}
+
 impl Transaction {
+    /// What every chain says of one, and nothing else.
+    pub(crate) fn bare(
+        id: TxId,
+        block: BlockStamp,
+        transaction_index: u32,
+        status: TransactionStatus,
+    ) -> Transaction {
+        Transaction {
+            id: Hash::of(id.as_bytes()),
+            block,
+            transaction_index,
+            tx_type: None,
+            status,
+            is_injected: false,
+            from: None,
+            to: None,
+            contract_address: None,
+            nonce: None,
+            value: None,
+            input: None,
+            gas_limit: None,
+            gas_used: Num(0),
+            cumulative_gas_used: None,
+            gas_price: None,
+            max_fee_per_gas: None,
+            max_priority_fee_per_gas: None,
+            max_fee_per_blob_gas: None,
+            effective_gas_price: None,
+            blob_gas_used: None,
+            blob_gas_price: None,
+            l1_fee: None,
+            event_count: 0,
+            flow: None,
+            events: None,
+            events_next: None,
+        }
+    }
+
     fn of(stored: &StoredBlock, tx: &DecodedTx) -> Transaction {
         let receipt = &tx.receipt;
         let address = |address: alloy_primitives::Address| Address::of(address.as_slice());
         // A creation that failed has no contract (E09).
         let created = tx.to == Recipient::Create && tx.status != TxStatus::Failed;
         Transaction {
-            id: Hash::of(tx.id.as_bytes()),
-            block: BlockStamp::of(&stored.facts),
-            transaction_index: tx.index,
             tx_type: tx.ty.map(Num),
-            status: tx.status.into(),
             is_injected: tx.is_injected,
             from: tx.sender.map(address),
             to: tx.to.address().map(address),
@@ -191,7 +251,7 @@ impl Transaction {
             input: tx.input.clone().map(Data),
             gas_limit: tx.gas_limit.map(Num),
             gas_used: Num(receipt.gas_used),
-            cumulative_gas_used: Num(receipt.cumulative_gas_used),
+            cumulative_gas_used: Some(Num(receipt.cumulative_gas_used)),
             gas_price: tx.gas_price.map(Amount::of),
             max_fee_per_gas: tx.max_fee_per_gas.map(Amount::of),
             max_priority_fee_per_gas: tx.max_priority_fee_per_gas.map(Amount::of),
@@ -201,8 +261,7 @@ impl Transaction {
             blob_gas_price: receipt.blob_gas_price.map(Amount::of),
             l1_fee: receipt.l1_fee.map(Amount),
             event_count: receipt.logs.len() as u32,
-            events: None,
-            events_next: None,
+            ..Transaction::bare(tx.id, BlockStamp::of(&stored.facts), tx.index, tx.status.into())
         }
     }
 }
@@ -213,9 +272,9 @@ pub(crate) struct RawTransaction {
     pub id: Hash,
     pub block: BlockStamp,
     pub transaction_index: u32,
-    /// EIP-2718 bytes; null for one that the chain put in outside the header's roots.
+    /// EIP-2718 bytes; null for one that the chain put in outside the header's roots. On Flow the message `Transaction`.
     pub transaction: Option<Data>,
-    /// EIP-2718 bytes with the bloom; null where the receipts root doesn't cover it.
+    /// EIP-2718 bytes with the bloom; null where the receipts root doesn't cover it. On Flow the message `TransactionResultResponse`.
     pub receipt: Option<Data>,
 }
 
@@ -226,12 +285,108 @@ pub(crate) struct RawTransaction {
 pub(crate) struct TransactionQuery {
     /// Whether to give the first events too.
     pub events: Option<bool>,
+    /// The block that is meant, where an id stands in more than one.
+    #[param(pattern = "^[0-9]{1,19}$")]
+    pub height: Option<String>,
+}
+
+/// Of one transaction's bytes.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HeightQuery {
+    /// The block that is meant, where an id stands in more than one.
+    #[param(pattern = "^[0-9]{1,19}$")]
+    pub height: Option<String>,
+}
+
+/// Of lists that belong to one transaction.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OfTransactionQuery {
+    /// The block that is meant, where an id stands in more than one.
+    #[param(pattern = "^[0-9]{1,19}$")]
+    pub height: Option<String>,
+    /// The most rows of a page; 50 where nothing is said.
+    #[param(minimum = 1, maximum = 200)]
+    pub limit: Option<u32>,
+    /// `page.next` of the page before; the other parameters have to be the same.
+    #[param(min_length = 1, max_length = 1024)]
+    pub cursor: Option<String>,
 }
 
 /// Where a transaction stands.
-async fn find(view: &View, id: TxId) -> Result<TxPlace, Problem> {
-    let place = view.chain().find_tx(id).await?;
-    place.ok_or_else(|| Problem::not_found(format!("the transaction {id}")))
+struct Located {
+    /// Its id: of the Flow transaction where an EVM hash was asked for.
+    id: TxId,
+    place: TxPlace,
+    /// The first height with this id.
+    first: Height,
+}
+
+fn height_of(text: Option<&str>) -> Result<Option<Height>, Problem> {
+    text.map(|text| params::decimal("height", text, params::MAX_HEIGHT_DIGITS).map(Height)).transpose()
+}
+
+/// Finds a transaction by its id, or on Flow by the hash of an EVM transaction in it. Where an id stands in more than one block, the newest block's
+/// counts where that has it, else the first one's; or that of the block which is meant.
+async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, Problem> {
+    let unknown = || match height {
+        None => Problem::not_found(format!("the transaction {id}")),
+        Some(height) => Problem::not_found(format!("the transaction {id} in block {height}")),
+    };
+    if let Some(height) = height {
+        blocks::at(view, height).await?;
+    }
+    if let Some(first) = view.chain().find_tx(id).await? {
+        let place = match (height, view.kind()) {
+            (Some(height), _) => flow::transaction::in_block(view, id, height).await?.ok_or_else(unknown)?,
+            (None, RestChain::Flow(_)) => flow::transaction::newest(view, id, first).await?,
+            (None, RestChain::Evm) => first,
+        };
+        return Ok(Located { id, place, first: first.height });
+    }
+    if let RestChain::Flow(network) = view.kind() {
+        let range = height.map_or(view.head().range(), HeightRange::one);
+        if let Some((place, id)) = flow::transaction::find_evm(view, network, id, range).await? {
+            return Ok(Located { id, place, first: place.height });
+        }
+    }
+    Err(unknown())
+}
+
+/// A transaction, read by its chain's codec.
+enum Read {
+    Evm(Box<DecodedTx>),
+    Flow(Network, Box<FlowTx>),
+}
+
+impl Read {
+    fn answer(&self, stored: &StoredBlock) -> Transaction {
+        match self {
+            Read::Evm(tx) => Transaction::of(stored, tx),
+            Read::Flow(network, tx) => tx.transaction(*network, &stored.facts),
+        }
+    }
+
+    /// Its events with their places, from a place on, at most so many; and whether there are more.
+    fn events(&self, stored: &StoredBlock, from: u32, limit: usize) -> (Vec<(u32, Event)>, bool) {
+        match self {
+            Read::Evm(tx) => {
+                let rest = tx.receipt.logs.iter().filter(|log| log.log_index >= from);
+                let event =
+                    |log: &DecodedLog| (log.log_index, Event::Log(Log::decoded(&stored.facts, tx, log)));
+                (rest.clone().take(limit).map(event).collect(), rest.count() > limit)
+            }
+            Read::Flow(_, tx) => {
+                let rest = tx.tx.events.iter().filter(|event| event.index >= from);
+                let event =
+                    |event: &DecodedEvent| (event.index, Event::Cadence(tx.event(&stored.facts, event)));
+                (rest.clone().take(limit).map(event).collect(), rest.count() > limit)
+            }
+        }
+    }
 }
 
 async fn read(view: &View, height: Height, parts: Parts) -> Result<StoredBlock, Problem> {
@@ -239,7 +394,12 @@ async fn read(view: &View, height: Height, parts: Parts) -> Result<StoredBlock, 
     stored.ok_or_else(|| Problem::internal(format!("block {height} is looked up, but not stored")))
 }
 
-async fn decode(view: &View, place: TxPlace) -> Result<(StoredBlock, DecodedTx), Problem> {
+async fn decode(view: &View, place: TxPlace) -> Result<(StoredBlock, Read), Problem> {
+    if let RestChain::Flow(network) = view.kind() {
+        let stored = read(view, place.height, flow::transaction::PARTS).await?;
+        let (stored, tx) = flow::transaction::read(stored, place.index).await?;
+        return Ok((stored, Read::Flow(network, Box::new(tx))));
+    }
     let parts = Parts::HEADER | Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS;
     let stored = read(view, place.height, parts).await?;
     let bytes = stored.body.len() + stored.receipts.len();
@@ -249,7 +409,7 @@ async fn decode(view: &View, place: TxPlace) -> Result<(StoredBlock, DecodedTx),
         if at >= block.transactions.len() {
             return Err(Problem::internal(format!("block {} has no transaction {at}", place.height)));
         }
-        Ok((stored, block.transactions.swap_remove(at)))
+        Ok((stored, Read::Evm(Box::new(block.transactions.swap_remove(at)))))
     };
     // Large blocks are decoded off the async threads.
     if bytes < 64 << 10 {
@@ -271,14 +431,19 @@ pub(crate) async fn list_transactions(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<TransactionRow>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let view = View::open(&api, &["evm_transactions"], &[]).await?;
     let binding = Binding::new("transactions", &[paging.order_word()]);
+    if let RestChain::Flow(_) = api.chain() {
+        let view = View::raw(&api).await?;
+        return flow::list::page(&view, view.head().range(), binding, &paging).await;
+    }
+    let view = View::open(&api, &["evm_transactions"], &[]).await?;
     let walk = Walk::new("evm_transactions", Some("by_place"), Vec::new());
     let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &[walk]).await?;
     TransactionRow::page(&view, found, &paging)
 }
 
-/// One transaction, by its id or EVM hash.
+/// One transaction, by its id, or on Flow by the hash of an EVM transaction in it. An id that stands in more than one block is answered for the newest
+/// block where that has it, else for the first one; `flow.repeats` says so, and `height` asks for another block's.
 #[utoipa::path(
     get,
     path = "/v1/transactions/{id}",
@@ -292,13 +457,18 @@ pub(crate) async fn get_transaction(
     Params(query): Params<TransactionQuery>,
 ) -> Result<Json<Answer<Transaction>>, Problem> {
     let id = params::tx_id(&id)?;
+    let height = height_of(query.height.as_deref())?;
     let view = View::raw(&api).await?;
-    let (stored, tx) = decode(&view, find(&view, id).await?).await?;
-    let mut data = Transaction::of(&stored, &tx);
+    let located = find(&view, id, height).await?;
+    let (stored, tx) = decode(&view, located.place).await?;
+    let mut data = tx.answer(&stored);
+    if let Some(flow) = data.flow.as_mut().filter(|flow| flow.is_system) {
+        flow.repeats = Some(Repeats::of(&view, located.first, located.place.height));
+    }
     if query.events == Some(true) {
         let limit = api.limits().max_page_rows;
         let paging = Paging { limit, cursor: None, descending: false };
-        let (events, next) = events_page(&view, &stored, &tx, &paging).await?;
+        let (events, next) = events_page(&view, &stored, located.id, &tx, &paging).await?;
         (data.events, data.events_next) = (Some(events), next);
     }
     Ok(Json(Answer { data, meta: view.meta() }))
@@ -307,10 +477,11 @@ pub(crate) async fn get_transaction(
 async fn events_page(
     view: &View,
     stored: &StoredBlock,
-    tx: &DecodedTx,
+    id: TxId,
+    tx: &Read,
     paging: &Paging,
-) -> Result<(Vec<Log>, Option<String>), Problem> {
-    let binding = Binding::new("events", &[&tx.id.to_string()]);
+) -> Result<(Vec<Event>, Option<String>), Problem> {
+    let binding = Binding::new("events", &[&id.to_string()]);
     let mut from = 0;
     if let Some(text) = &paging.cursor {
         let cursor = view.cursor_key().open(binding, text)?;
@@ -322,16 +493,15 @@ async fn events_page(
             _ => return Err(Problem::cursor("the cursor is of another version of this list")),
         };
     }
-    let rest: Vec<_> = tx.receipt.logs.iter().filter(|log| log.log_index >= from).collect();
-    let shown = &rest[..rest.len().min(paging.limit as usize)];
+    let (shown, has_more) = tx.events(stored, from, paging.limit as usize);
     let next = match shown.last() {
-        Some(last) if shown.len() < rest.len() => {
-            let place = vec![Value::uint(last.log_index.into())];
+        Some((place, _)) if has_more => {
+            let place = vec![Value::uint((*place).into())];
             Some(list::seal(view, binding, Some(stored.facts.block_ref()), place))
         }
         _ => None,
     };
-    Ok((shown.iter().map(|log| Log::decoded(&stored.facts, tx, log)).collect(), next))
+    Ok((shown.into_iter().map(|(_, event)| event).collect(), next))
 }
 
 /// The events of a transaction, in their order.
@@ -339,19 +509,21 @@ async fn events_page(
     get,
     path = "/v1/transactions/{id}/events",
     tag = "transactions",
-    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), PageQuery),
-    responses((status = 200, description = "A page of events", body = Page<Log>))
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), OfTransactionQuery),
+    responses((status = 200, description = "A page of events", body = Page<Event>))
 )]
 pub(crate) async fn list_transaction_events(
     State(api): State<Arc<Api>>,
     Place(id): Place<String>,
-    Params(query): Params<PageQuery>,
-) -> Result<Json<Page<Log>>, Problem> {
-    let paging = query.paging(api.limits(), Order::Asc)?;
+    Params(query): Params<OfTransactionQuery>,
+) -> Result<Json<Page<Event>>, Problem> {
+    let paging = Paging::new(api.limits(), query.limit, query.cursor, Order::Asc)?;
+    let height = height_of(query.height.as_deref())?;
     let id = params::tx_id(&id)?;
     let view = View::raw(&api).await?;
-    let (stored, tx) = decode(&view, find(&view, id).await?).await?;
-    let (data, next) = events_page(&view, &stored, &tx, &paging).await?;
+    let located = find(&view, id, height).await?;
+    let (stored, tx) = decode(&view, located.place).await?;
+    let (data, next) = events_page(&view, &stored, located.id, &tx, &paging).await?;
     Ok(Json(Page { data, page: PageInfo { next, resume: None, limit: paging.limit }, meta: view.meta() }))
 }
 
@@ -360,22 +532,28 @@ pub(crate) async fn list_transaction_events(
     get,
     path = "/v1/transactions/{id}/raw",
     tag = "transactions",
-    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case")),
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), HeightQuery),
     responses((status = 200, description = "The bytes", body = Answer<RawTransaction>))
 )]
 pub(crate) async fn get_raw_transaction(
     State(api): State<Arc<Api>>,
     Place(id): Place<String>,
-    Params(NoParams {}): Params<NoParams>,
+    Params(query): Params<HeightQuery>,
 ) -> Result<Json<Answer<RawTransaction>>, Problem> {
     let id = params::tx_id(&id)?;
+    let height = height_of(query.height.as_deref())?;
     let view = View::raw(&api).await?;
-    let place = find(&view, id).await?;
+    let Located { id, place, .. } = find(&view, id, height).await?;
     let parts = Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS;
     let stored = read(&view, place.height, parts).await?;
     let block = BlockStamp::of(&stored.facts);
     let index = place.index as usize;
+    let kind = view.kind();
     let task = move || -> Result<_, Problem> {
+        if let RestChain::Flow(network) = kind {
+            let (transaction, result) = flow::transaction::raw(network, stored, place.index)?;
+            return Ok((Some(transaction), Some(result)));
+        }
         let decoded = BlockView::decode(stored, None)?;
         let receipt = decoded.raw_receipts()?.into_iter().nth(index).map(Data);
         let in_body = index < decoded.listed_tx_count()?;
@@ -393,22 +571,23 @@ pub(crate) async fn get_raw_transaction(
     get,
     path = "/v1/transactions/{id}/transfers",
     tag = "transactions",
-    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), PageQuery),
+    params(("id" = String, Path, pattern = "^(0[xX])?[0-9a-fA-F]{64}$", description = "64 hex digits in any case"), OfTransactionQuery),
     responses((status = 200, description = "A page of transfers", body = Page<Transfer>))
 )]
 pub(crate) async fn list_transaction_transfers(
     State(api): State<Arc<Api>>,
     Place(id): Place<String>,
-    Params(query): Params<PageQuery>,
+    Params(query): Params<OfTransactionQuery>,
 ) -> Result<Json<Page<Transfer>>, Problem> {
-    let paging = query.paging(api.limits(), Order::Asc)?;
+    let paging = Paging::new(api.limits(), query.limit, query.cursor, Order::Asc)?;
+    let height = height_of(query.height.as_deref())?;
     let id = params::tx_id(&id)?;
     let view = View::open(&api, &["ft_transfers", "nft_transfers"], &[]).await?;
-    let place = find(&view, id).await?;
+    let Located { id, place, .. } = find(&view, id, height).await?;
     view.reaches(place.height)?;
     let prefix = || vec![Value::height(place.height), Value::bytes(id.as_bytes())];
     let walks = [Walk::new("ft_transfers", None, prefix()), Walk::new("nft_transfers", None, prefix())];
-    let binding = Binding::new("transaction transfers", &[&id.to_string()]);
+    let binding = Binding::new("transaction transfers", &[&id.to_string(), &place.height.to_string()]);
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &walks).await?;
     Transfer::page(&view, found, &walks, None, &paging)
 }

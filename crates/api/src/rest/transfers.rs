@@ -51,6 +51,8 @@ pub(crate) struct Transfer {
     #[schema(format = "date-time")]
     pub timestamp: Option<String>,
     pub family: Family,
+    /// The token as paths take it: its address, on Flow `A.<address>.<name>`.
+    pub token_identifier: String,
     pub token_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
@@ -94,6 +96,7 @@ impl Transfer {
             timestamp_ms: Num(timestamp_ms),
             timestamp: rfc3339(timestamp_ms),
             family,
+            token_identifier: view.identifier(&fields, "token_contract_address")?,
             token_address: fields.address("token_contract_address")?,
             contract_name: fields.text("contract_name")?,
             from: from.map(Address),

@@ -15,8 +15,9 @@ use cairn_store::{HeadRow, RawSnapshot, StoreError};
 
 use super::Api;
 use super::answer::{BlockStamp, Meta};
+use super::chain::RestChain;
 use super::cursor::CursorKey;
-use super::fields;
+use super::fields::{self, Fields};
 use super::problem::{Code, Problem};
 use super::words::Num;
 
@@ -27,6 +28,7 @@ const REORGS_PER_READ: usize = 64;
 pub(crate) struct View {
     raw: Arc<dyn RawSnapshot>,
     app: Option<Arc<dyn DerivedSnapshot>>,
+    kind: RestChain,
     catalog: Catalog,
     workers: Vec<Worker>,
     /// Workers whose answers of nodes are shown beside, as of whenever they were asked.
@@ -65,7 +67,15 @@ impl View {
         let raw = open_raw(api).await?;
         let watermark = tip(&*raw).await?;
         let catalog = api.catalog().clone();
-        Ok(View { raw, app: None, catalog, workers: Vec::new(), beside: Vec::new(), watermark })
+        Ok(View {
+            raw,
+            app: None,
+            kind: api.chain(),
+            catalog,
+            workers: Vec::new(),
+            beside: Vec::new(),
+            watermark,
+        })
     }
 
     /// Of both. The workers of the tables `needed` have to be enabled and to have finished a block; those of the tables `welcome` are
@@ -90,6 +100,9 @@ impl View {
 
     async fn once(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Unfit> {
         let catalog = api.catalog().clone();
+        if let Some(name) = needed.iter().find(|name| catalog.table(name).is_err()) {
+            return Err(Problem::no_such_table(name, api.chain().name()).into());
+        }
         let app = match api.app() {
             Some(app) => match app.snapshot().await {
                 Ok(app) => app,
@@ -122,7 +135,9 @@ impl View {
         for (name, is_needed) in
             needed.iter().map(|name| (name, true)).chain(welcome.iter().map(|name| (name, false)))
         {
-            let def = fields::table(&catalog, name)?.def();
+            // What a chain has no table for is not welcome to say anything.
+            let Ok(table) = catalog.table(name) else { continue };
+            let def = table.def();
             let service = def.service;
             if !is_needed && matches!(def.class, TableClass::Answers | TableClass::Content) {
                 if app.checkpoint(service).is_some() {
@@ -143,7 +158,8 @@ impl View {
                 None => {}
             }
         }
-        let mut view = View { raw, app: Some(app), catalog, workers, beside, watermark: None };
+        let mut view =
+            View { raw, app: Some(app), kind: api.chain(), catalog, workers, beside, watermark: None };
         view.agree().await?;
         Ok(view)
     }
@@ -201,6 +217,16 @@ impl View {
         Ok(())
     }
 
+    /// The kind of chain.
+    pub(crate) fn kind(&self) -> RestChain {
+        self.kind
+    }
+
+    /// The contract of a row as paths take it: `address` is the column of its address.
+    pub(crate) fn identifier(&self, fields: &Fields<'_>, address: &str) -> Result<String, Problem> {
+        Ok(self.kind.identifier(&fields.bytes(address)?, &fields.text("contract_name")?))
+    }
+
     /// The raw snapshot.
     pub(crate) fn chain(&self) -> &dyn RawSnapshot {
         &*self.raw
@@ -221,9 +247,10 @@ impl View {
         fields::table(&self.catalog, name)
     }
 
-    /// Whether the worker of a table is counted in.
+    /// Whether the worker of a table is counted in. Nobody's is where this chain has no such table.
     pub(crate) fn has(&self, name: &str) -> Result<bool, Problem> {
-        let service = self.table(name)?.def().service;
+        let Ok(table) = self.catalog.table(name) else { return Ok(false) };
+        let service = table.def().service;
         Ok(self.beside.contains(&service) || self.workers.iter().any(|worker| worker.name == service))
     }
 

@@ -11,20 +11,20 @@ use serde_json::{Value, json};
 use crate::world::{BLOCKS, Reply, World, synthetic};
 
 /// The document, in which every object may have exactly the members that it names.
-struct Document {
+pub struct Document {
     paths: Value,
     components: Value,
 }
 
 impl Document {
-    async fn read(world: &World) -> Document {
+    pub async fn read(world: &World) -> Document {
         let mut document = world.ok("/v1/openapi.json").await;
         close(&mut document["components"]["schemas"]);
         Document { paths: document["paths"].take(), components: document["components"].take() }
     }
 
     /// The template of a path.
-    fn template(&self, path: &str) -> &str {
+    pub fn template(&self, path: &str) -> &str {
         let path = path.split('?').next().unwrap_or(path);
         let fits = |template: &str| {
             let (a, b): (Vec<_>, Vec<_>) = (template.split('/').collect(), path.split('/').collect());
@@ -36,7 +36,7 @@ impl Document {
     }
 
     /// Demands that an answer is as the document says.
-    fn check(&self, path: &str, reply: &Reply) {
+    pub fn check(&self, path: &str, reply: &Reply) {
         let template = self.template(path);
         let status = reply.status.as_str();
         let content = &self.paths[template]["get"]["responses"][status]["content"][reply.content_type()];

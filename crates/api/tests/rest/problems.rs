@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use cairn_api::rest::{RestLimits, RestState, router};
+use cairn_api::rest::{RestChain, RestLimits, RestState, router};
 use cairn_core::BlockId;
 use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
 use tokio_util::sync::CancellationToken;
@@ -122,6 +122,7 @@ async fn a_worker_that_is_not_enabled_is_never_an_empty_list() {
 async fn without_derived_tables_the_chain_is_served_and_the_rest_says_why_not() {
     let world = World::new(made::chain(0, 3, BlockId::default(), 0, |_| vec![vec![moved(1, 2, 3)]])).await;
     let router = router(RestState {
+        chain: RestChain::Evm,
         raw: std::sync::Arc::new(world.store.clone()),
         app: None,
         catalog: evm_catalog().expect("tables"),

@@ -8,13 +8,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
-use cairn_api::rest::{RestLimits, RestState, router};
-use cairn_core::{BlockRef, Height, HeightRange, RawBlock, SystemClock};
+use cairn_api::rest::{RestChain, RestLimits, RestState, router};
+use cairn_core::{BlockRef, ChainId, Height, HeightRange, RawBlock, SystemClock};
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
 use cairn_pipeline::derive::processor::{AskError, Processor};
 use cairn_pipeline::derive::{Compute, DeriveOptions, Deriver};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain, SyntheticOptions};
+use cairn_store::derived::Catalog;
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
 use cairn_store::memory::MemoryStore;
 use http_body_util::BodyExt;
@@ -30,6 +31,7 @@ pub const TOKEN: Address = Address::repeat_byte(0x70);
 pub struct World {
     pub store: MemoryStore,
     pub app: MemoryDerived,
+    pub catalog: Catalog,
     pub router: Router,
 }
 
@@ -63,20 +65,33 @@ impl World {
     }
 
     pub async fn with(blocks: Vec<RawBlock>, limits: RestLimits) -> World {
-        let store = empty_store(1_337, Bytes::new()).await;
+        let catalog = evm_catalog().expect("tables");
+        World::of(RestChain::Evm, ChainId(1_337), catalog, blocks, limits).await
+    }
+
+    /// Of any chain.
+    pub async fn of(
+        chain: RestChain,
+        chain_id: ChainId,
+        catalog: Catalog,
+        blocks: Vec<RawBlock>,
+        limits: RestLimits,
+    ) -> World {
+        let store = empty_store(chain_id.0, Bytes::new()).await;
         if !blocks.is_empty() {
             append(&store, blocks, None).await;
         }
-        let app = MemoryDerived::new(evm_catalog().expect("tables"), Arc::new(SystemClock));
+        let app = MemoryDerived::new(catalog.clone(), Arc::new(SystemClock));
         let router = router(RestState {
+            chain,
             raw: Arc::new(store.clone()),
             app: Some(Arc::new(app.clone())),
-            catalog: evm_catalog().expect("tables"),
+            catalog: catalog.clone(),
             limits,
             new_head: None,
             stop: CancellationToken::new(),
         });
-        World { store, app, router: router.expect("a document") }
+        World { store, app, catalog, router: router.expect("a document") }
     }
 
     /// Runs every processor up to the tip, and the reorgs in between.
@@ -97,7 +112,7 @@ impl World {
             Arc::new(self.store.clone()),
             Arc::new(self.app.clone()),
             Arc::new(MemoryErrorLog::new(clock)),
-            evm_catalog().expect("tables"),
+            self.catalog.clone(),
             processors,
             options,
         );

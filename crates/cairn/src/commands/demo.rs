@@ -10,12 +10,13 @@ use cairn_source::verify::{Verified, VerifyOptions};
 
 use crate::cli::{DemoArgs, Role};
 use crate::config::{self, Overrides};
-use crate::service::{self, Job};
+use crate::service::{self, Job, Served};
 use crate::wiring;
 
 /// Makes the chain and runs on it. Without `--data` the archive lives in a temporary directory and goes with the process.
 pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let mut config = config::load(file, &Overrides::default().data(&args.data).listen(&args.listen))?;
+    config.chain().demand_evm("`cairn demo`")?;
     let temporary = match args.data.data_dir {
         Some(_) => None,
         None => {
@@ -43,12 +44,11 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let sample = sample_transaction(&chain, args.blocks);
     let dir = config.data_dir.display().to_string();
     let token = token.unwrap_or_default();
-    let announce = move |rpc: Option<&str>, ops: &str| {
-        eprintln!("a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}");
-        let rpc = rpc.unwrap_or_default();
-        eprintln!("JSON-RPC   {rpc} (HTTP and WebSocket)");
-        eprintln!("REST       {ops}/v1/status   {ops}/v1/docs");
-        eprintln!("health     {ops}/readyz   metrics {ops}/metrics\n\nTry:");
+    let announce = move |served: &Served| {
+        eprintln!(
+            "a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}\n{served}\n\nTry:"
+        );
+        let (rpc, ops) = (served.rpc_url.as_deref().unwrap_or_default(), &served.ops_url);
         for (method, params) in [
             ("eth_getBlockByNumber", r#"["latest", false]"#.to_string()),
             ("eth_getTransactionReceipt", format!(r#"["{}"]"#, sample.unwrap_or_default())),
@@ -66,6 +66,8 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     };
     let job = Job {
         source: Arc::new(source),
+        first_height: Height::ZERO,
+        scripts: None,
         info: wiring::store_info(chain_id, Default::default()),
         exit_after_head: args.exit_after_head,
         role: Role::All,

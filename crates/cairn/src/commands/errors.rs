@@ -15,7 +15,7 @@ use crate::{derive, output};
 
 /// Lists, closes or tries again.
 pub async fn errors(file: Option<&Path>, args: &ErrorsArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
         ErrorsCommand::List { worker, resolved, height, limit } => {
             let raw = stores::open_raw(&config, Access::Read).await?;

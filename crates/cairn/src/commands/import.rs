@@ -20,6 +20,7 @@ use crate::{progress, service, wiring};
 /// Reads the files, checks every block, and stores them. An archive that holds a part already goes on from there.
 pub async fn import(file: Option<&Path>, args: &ImportArgs) -> anyhow::Result<()> {
     let config = config::load(file, &Overrides::default().data(&args.data))?;
+    config.chain().demand_evm("`cairn import`")?;
     let chain = ChainFile::open(FileSourceOptions {
         receipts: Some(args.receipts.clone()),
         genesis: Some(args.genesis.clone()),

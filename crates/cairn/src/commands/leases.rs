@@ -13,10 +13,10 @@ use crate::{derive, output};
 
 /// Lists, frees or takes away.
 pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
         LeasesCommand::List { worker, status, dead, limit } => {
-            let app = stores::open_app(&config, derive::catalog()?, Access::Read).await?;
+            let app = stores::open_app(&config, derive::catalog(&config)?, Access::Read).await?;
             let filter = LeaseFilter {
                 service: worker.clone(),
                 status: status.as_deref().and_then(LeaseStatus::parse),

@@ -20,7 +20,7 @@ use crate::{derive, output};
 
 /// Opens each database once for writing; or makes one table anew.
 pub async fn migrate(file: Option<&Path>, args: &MigrateArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     if let Some(table) = &args.in_place {
         return in_place(&config, table, args.batch_rows).await;
     }
@@ -33,7 +33,7 @@ pub async fn migrate(file: Option<&Path>, args: &MigrateArgs) -> anyhow::Result<
     };
     stores::open_raw(&config, Access::Write).await?;
     output::print(&format!("raw store {} is up to date\n", place(&config.raw.url)))?;
-    stores::open_app(&config, derive::catalog()?, Access::Write).await?;
+    stores::open_app(&config, derive::catalog(&config)?, Access::Write).await?;
     output::print(&format!("app store {} is up to date\n", place(&config.app.url)))?;
     Ok(())
 }
@@ -51,7 +51,7 @@ async fn in_place(config: &Config, table: &str, batch_rows: u64) -> anyhow::Resu
         }
         Some(("app", name)) => {
             let options = stores::pg_app_options(config, postgres(&config.app.url, "app")?);
-            PgDerived::rebuild(options, derive::catalog()?, name, batch_rows, told).await?;
+            PgDerived::rebuild(options, derive::catalog(config)?, name, batch_rows, told).await?;
         }
         _ => bail!("--in-place {table}: expected raw.TABLE or app.TABLE"),
     }
@@ -86,7 +86,7 @@ async fn recreate(config: &Config, table: &str, dir: &Path) -> anyhow::Result<()
         bail!("--recreate {table}: expected app.TABLE; what is raw can't be derived again");
     };
     let (options, catalog) =
-        (stores::pg_app_options(config, postgres(&config.app.url, "app")?), derive::catalog()?);
+        (stores::pg_app_options(config, postgres(&config.app.url, "app")?), derive::catalog(config)?);
     let tables = PgDerived::tables_beside(&options, &catalog, name).await?;
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let pool = PgPool::new(PgOptions { application_name: APPLICATION_NAME.into(), ..options.read.clone() })?;

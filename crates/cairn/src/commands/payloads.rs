@@ -26,7 +26,7 @@ const MAX_MISSING: usize = 100;
 
 /// Lists or collects.
 pub async fn payloads(file: Option<&Path>, args: &PayloadsArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     let place = Place::open(&config).await?;
     match &args.command {
         PayloadsCommand::List { state, limit, check } => {

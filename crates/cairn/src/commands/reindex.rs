@@ -19,7 +19,7 @@ const RESET_ROWS: usize = 20_000;
 
 /// Asks for it; running workers do it.
 pub async fn reindex(file: Option<&Path>, args: &ReindexArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     let app = derive::open_for_command(&config).await?;
     let range = match (args.from, args.to) {
         (None, None) => None,
@@ -39,7 +39,7 @@ pub async fn request(
     worker: &str,
     range: Option<HeightRange>,
 ) -> anyhow::Result<String> {
-    let processors = derive::processors(config)?;
+    let processors = derive::processors(config, None)?;
     let find = |name: &str| processors.iter().find(|processor| processor.service().name == name);
     let Some(processor) = find(worker) else {
         let known: Vec<_> = processors.iter().map(|processor| processor.service().name).collect();

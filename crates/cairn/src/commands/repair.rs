@@ -4,11 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
-use cairn_core::ErrorKind;
-use cairn_source::ChainSource;
-use cairn_source::verify::{Verified, VerifyOptions};
 use cairn_store::RawReader;
 
+use crate::chain::Chain;
 use crate::cli::RepairArgs;
 use crate::commands::verify::parse_range;
 use crate::config::{self, Config, Overrides};
@@ -21,7 +19,7 @@ use crate::{derive, output, wiring};
 /// Repairs the range, or everything.
 pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()> {
     let overrides = Overrides::default().data(&args.data).chain(&args.chain);
-    let config = config::load(file, &overrides)?;
+    let config = config::load_for_archive(file, &overrides).await?;
     let asked = args.range.as_deref().map(parse_range).transpose()?;
     if config.raw.url.is_none() && !config.data_dir.is_dir() {
         bail!("there is no archive in {}", config.data_dir.display());
@@ -41,7 +39,9 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
     let fetch = fetch(&config, head.info.chain_id).await?;
     let bar = Bar::new(full.len(), "repairing");
     let first = full.start();
-    let mut report = raw::repair(&store, &fetch, range, full, |done| bar.set(done.since(first) + 1)).await?;
+    let mut report =
+        raw::repair(&store, config.chain(), &fetch, range, full, |done| bar.set(done.since(first) + 1))
+            .await?;
     bar.finish();
     if config.derive.enabled && !args.raw_only {
         let app = derive::open_for_command(&config).await?;
@@ -56,22 +56,20 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
 
 /// Where lost blocks come from: the configured node. Without one, or with one that is away, repair goes on as far as it can.
 async fn fetch(config: &Config, chain_id: cairn_core::ChainId) -> anyhow::Result<Fetch> {
-    if config.chain.rpc.is_empty() {
-        return Ok(Fetch::Nowhere("no node is given to fetch it from: use --rpc http://HOST:PORT".into()));
+    if config.chain.rpc.is_empty() && config.chain.access.is_empty() {
+        let flag = match config.chain() {
+            Chain::Evm => "--rpc http://HOST:PORT",
+            Chain::Flow(_) => "--flow-access HOST:PORT",
+        };
+        return Ok(Fetch::Nowhere(format!("no node is given to fetch it from: use {flag}")));
     }
-    let node = match wiring::connect(config).await {
-        Ok(node) => node,
-        Err(error) => return Ok(Fetch::Nowhere(format!("{error:#}"))),
-    };
-    match node.chain_id().await {
-        Ok(found) if found != chain_id => {
-            bail!("the node serves chain {found}, the archive holds chain {chain_id}")
-        }
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::Retry => return Ok(Fetch::Nowhere(error.to_string())),
-        Err(error) => return Err(error.into()),
+    match wiring::connect(config).await {
+        Ok(nodes) if nodes.chain_id != chain_id => bail!(
+            "the node serves chain {}, the archive holds chain {}",
+            Chain::name_of(nodes.chain_id),
+            Chain::name_of(chain_id)
+        ),
+        Ok(nodes) => Ok(Fetch::From(nodes.source)),
+        Err(error) => Ok(Fetch::Nowhere(format!("{error:#}"))),
     }
-    let profile = config.profile()?;
-    let options = VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() };
-    Ok(Fetch::From(Arc::new(Verified::new(node, options))))
 }

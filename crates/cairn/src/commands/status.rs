@@ -7,6 +7,7 @@ use cairn_core::HeightRange;
 use cairn_store::{HeadRow, RawLease, ReorgEntry, StoreSizes};
 use serde_json::{Value, json};
 
+use crate::chain::Chain;
 use crate::cli::StatusArgs;
 use crate::config::{self, Overrides};
 use crate::output;
@@ -17,7 +18,7 @@ const LISTED_REORGS: u64 = 10;
 
 /// Prints head, finality, gaps, reorgs and sizes.
 pub async fn status(file: Option<&Path>, args: &StatusArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     let store = stores::open_reader(&config, Access::Read).await?;
     let snapshot = store.snapshot().await?;
     let head = snapshot.head().clone();
@@ -65,6 +66,7 @@ fn as_json(
     let block = |block: Option<cairn_core::BlockRef>| block.map(|b| json!({"height": b.height, "id": b.id}));
     json!({
         "chain_id": head.info.chain_id,
+        "chain": Chain::name_of(head.info.chain_id),
         "first": head.first,
         "checkpoint": block(head.tip),
         "safe": block(head.safe),
@@ -99,7 +101,7 @@ fn as_text(
     let or_none =
         |block: Option<cairn_core::BlockRef>| block.map_or("none".into(), |block| block.to_string());
     writeln!(out, "archive     {}", dir.display())?;
-    writeln!(out, "chain       {}", head.info.chain_id)?;
+    writeln!(out, "chain       {}", Chain::name_of(head.info.chain_id))?;
     writeln!(out, "first       {}", head.first.map_or("none yet".into(), |first| first.to_string()))?;
     writeln!(out, "checkpoint  {}", or_none(head.tip))?;
     writeln!(out, "safe        {}", or_none(head.safe))?;

@@ -1,13 +1,10 @@
 //! `cairn verify`: every stored block against its own hashes, roots, links and index entries.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use cairn_core::{Height, HeightRange, IndexKey, RawBlock, StoredBlock};
-use cairn_evm::terms::log_terms_of_receipts;
-use cairn_evm::{ChainProfile, Checks, check_block};
-use cairn_pipeline::audit::{BlockAuditor, audit};
+use cairn_core::{Height, HeightRange};
+use cairn_pipeline::audit::audit;
 
 use crate::cli::VerifyArgs;
 use crate::config::{self, Overrides};
@@ -16,7 +13,7 @@ use crate::stores::{self, Access};
 
 /// Checks the range and names what is wrong. Fails when anything is.
 pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     let asked = args.range.as_deref().map(parse_range).transpose()?;
     let store = stores::open_reader(&config, Access::Audit).await?;
     let stored = store.snapshot().await?.head().range();
@@ -33,9 +30,10 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
     };
     let bar = Bar::new(range.len(), "verifying");
     let first = range.start();
-    let report =
-        audit(&store, Arc::new(EvmAuditor), range, args.max_findings, |done| bar.set(done.since(first) + 1))
-            .await?;
+    let report = audit(&store, config.chain().auditor(), range, args.max_findings, |done| {
+        bar.set(done.since(first) + 1)
+    })
+    .await?;
     bar.finish();
     for finding in &report.findings {
         println!("height {}: {}", finding.height, finding.problem);
@@ -54,34 +52,6 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
         println!("{} of these blocks were stored with a check relaxed or impossible", report.relaxed_blocks);
     }
     if report.findings.is_empty() { Ok(()) } else { bail!("{} problems found", report.findings.len()) }
-}
-
-/// The EVM codec's part of an audit.
-pub struct EvmAuditor;
-
-impl BlockAuditor for EvmAuditor {
-    fn problems(&self, block: &StoredBlock) -> Vec<String> {
-        // What was relaxed or impossible when the block was stored is so still; everything else must hold.
-        let profile = ChainProfile::relaxing(Checks::of_facts(block.facts.unverified));
-        let block = RawBlock {
-            facts: block.facts,
-            transactions: block.transactions.clone(),
-            header: block.header.clone(),
-            body: block.body.clone(),
-            receipts: block.receipts.clone(),
-            extras: block.extras.clone(),
-            traces: block.traces.clone(),
-            log_terms: Vec::new(),
-        };
-        match check_block(&block, &profile) {
-            Ok(_) => Vec::new(),
-            Err(failure) => vec![failure.to_string()],
-        }
-    }
-
-    fn log_terms(&self, block: &StoredBlock) -> Result<Vec<IndexKey>, String> {
-        log_terms_of_receipts(&block.receipts).map_err(|error| error.to_string())
-    }
 }
 
 /// `a..b` with both ends included, `a..`, `..b`, or `a`.

@@ -12,7 +12,7 @@ use crate::{derive, output};
 
 /// Lists, pauses or resumes.
 pub async fn workers(file: Option<&Path>, args: &WorkersArgs) -> anyhow::Result<()> {
-    let config = config::load(file, &Overrides::default().data(&args.data))?;
+    let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
         WorkersCommand::List => list(&config).await,
         WorkersCommand::Pause { worker } => pause(&config, worker, true).await,
@@ -21,7 +21,7 @@ pub async fn workers(file: Option<&Path>, args: &WorkersArgs) -> anyhow::Result<
 }
 
 async fn list(config: &Config) -> anyhow::Result<()> {
-    let app = stores::open_app(config, derive::catalog()?, Access::Read).await?;
+    let app = stores::open_app(config, derive::catalog(config)?, Access::Read).await?;
     let snapshot = app.snapshot().await?;
     let mut out = String::new();
     writeln!(out, "{:<24} {:>14}  last block", "worker", "last height")?;

@@ -60,7 +60,7 @@ async fn once(config: &Config, nightly: &Nightly) -> anyhow::Result<Report> {
     let full = sample(stored, config.repair.sample_heights);
     let mut report = Report::default();
     if let Some((store, fetch)) = &nightly.raw {
-        report.add(raw::repair(store, fetch, stored, full, |_| {}).await?);
+        report.add(raw::repair(store, config.chain(), fetch, stored, full, |_| {}).await?);
     }
     if let Some(app) = nightly.app.as_ref().and_then(|late| late.app()) {
         report.add(compare(config, &nightly.reader, &*app, full, false).await);
@@ -93,7 +93,7 @@ async fn compared(
     range: HeightRange,
     refold: bool,
 ) -> anyhow::Result<Report> {
-    let (catalog, processors) = (derive::catalog()?, derive::processors(config)?);
+    let (catalog, processors) = (derive::catalog(config)?, derive::processors(config, None)?);
     let derived = Derived {
         raw,
         app,

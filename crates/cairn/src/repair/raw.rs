@@ -14,7 +14,7 @@ use cairn_source::ChainSource;
 use cairn_store::{RawReader, StoreError};
 
 use super::{Report, ranges_of};
-use crate::commands::verify::EvmAuditor;
+use crate::chain::Chain;
 use crate::stores::RawStore;
 
 /// Heights whose lookups are repaired in one transaction.
@@ -35,6 +35,7 @@ pub enum Fetch {
 /// Repairs lookups and counts of `range`, and all of the blocks in `full`, which lies in it. `progress` is told how far the audit is.
 pub async fn repair(
     store: &Arc<dyn RawStore>,
+    chain: Chain,
     fetch: &Fetch,
     range: HeightRange,
     full: HeightRange,
@@ -61,7 +62,7 @@ pub async fn repair(
         }
         blocks.extend(found.damaged);
     }
-    let audited = look(&reader, full, &mut progress).await?;
+    let audited = look(&reader, chain, full, &mut progress).await?;
     report.blocks += audited.blocks;
     let mut index: Vec<HeightRange> = Vec::new();
     for finding in &audited.findings {
@@ -92,7 +93,7 @@ pub async fn repair(
     );
     let mut left = Vec::new();
     for part in &again {
-        left.extend(look(&reader, *part, &mut |_| {}).await?.findings);
+        left.extend(look(&reader, chain, *part, &mut |_| {}).await?.findings);
     }
     let wrong: Vec<HeightRange> = left
         .iter()
@@ -103,13 +104,13 @@ pub async fn repair(
         .collect();
     report.index_damaged = wrong.len() as u64;
     if !wrong.is_empty() {
-        match store.repair_index(wrong.clone()).await {
+        match store.repair_index(wrong.clone(), chain.log_terms()).await {
             Ok(_) => {}
             Err(error) => report.unmended.push(format!("index: {error}")),
         }
         left.clear();
         for part in &again {
-            left.extend(look(&reader, *part, &mut |_| {}).await?.findings);
+            left.extend(look(&reader, chain, *part, &mut |_| {}).await?.findings);
         }
         let still = left.iter().filter(|finding| finding.subject != Subject::Block).count() as u64;
         report.index_mended = report.index_damaged.saturating_sub(still);
@@ -127,10 +128,11 @@ fn ends(range: HeightRange) -> impl Iterator<Item = Height> {
 
 async fn look(
     reader: &Arc<dyn RawReader>,
+    chain: Chain,
     range: HeightRange,
     progress: &mut impl FnMut(Height),
 ) -> Result<AuditReport, StoreError> {
-    audit(reader, Arc::new(EvmAuditor), range, MAX_FINDINGS, progress).await
+    audit(reader, chain.auditor(), range, MAX_FINDINGS, progress).await
 }
 
 async fn fetch_again(store: &Arc<dyn RawStore>, fetch: &Fetch, height: Height) -> anyhow::Result<()> {
