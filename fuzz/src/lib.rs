@@ -197,7 +197,8 @@ pub fn flow_block(data: &[u8]) {
     let Ok(raw) = assemble(&parts) else { return };
     let slices = FlowLayout::new(Network::Emulator).slices(&raw).expect("what was put together can be cut");
     assert_eq!(slices.events.len(), raw.facts.log_count as usize);
-    let decoded = cairn_flow::DecodedBlock::decode(&StoredBlock::from(&raw)).expect("what was put together can be read");
+    let decoded = cairn_flow::DecodedBlock::decode(&StoredBlock::from(&raw))
+        .expect("what was put together can be read");
     assert_eq!(decoded.transactions.len(), raw.transactions.len());
     for (decoded, facts) in decoded.transactions.iter().zip(&raw.transactions) {
         assert_eq!(decoded.id, facts.id);
