@@ -56,6 +56,11 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     assert!(words.contains("frmo"), "{words}");
     let words = end_of(cairn(dir.path()).env("CAIRN_SERVE__LISTNE", "127.0.0.1:1").arg("config")).badly();
     assert!(words.contains("listne"), "{words}");
+    // What the project's own scripts and tests read is no setting, and no typo either.
+    let scripts = [("CAIRN_TEST_PG_URL", "postgres://x"), ("CAIRN_KILLS", "7"), ("CAIRN_CACHE", "/x")];
+    end_of(cairn(dir.path()).envs(scripts).arg("config")).well();
+    let words = end_of(cairn(dir.path()).env("CAIRN_KILL", "7").arg("config")).badly();
+    assert!(words.contains("kill"), "{words}");
     let words = end_of(cairn(dir.path()).args(["--config", "absent.toml", "config"])).badly();
     assert!(words.contains("absent.toml"), "{words}");
     for (flags, name) in [
