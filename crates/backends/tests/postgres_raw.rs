@@ -74,7 +74,8 @@ async fn number(pool: &PgPool, query: &str) -> i64 {
 
 async fn partitions_of(pool: &PgPool, table: &'static str) -> Vec<HeightRange> {
     let conn = pool.get().await.expect("connects");
-    let table = PartitionedTable { schema: "raw", table, heights: 0, storage: "", secondary: &[] };
+    let table =
+        PartitionedTable { schema: "raw", table, heights: 0, storage: "", secondary: &[], when_full: &[] };
     partition::list(&conn, &table).await.expect("lists").into_iter().map(|part| part.heights).collect()
 }
 
@@ -237,6 +238,7 @@ async fn p07_four_writers_that_need_the_same_new_partition_at_once() {
                     heights: 50,
                     storage: "",
                     secondary: &[],
+                    when_full: &[],
                 });
                 // Each with what its own process knows: nothing.
                 let partitions = Partitions::new(tables.to_vec(), 2, false);
@@ -304,8 +306,8 @@ async fn a_backfill_has_its_indexes_built_partition_by_partition_and_attached_in
         store.append(fence, batch(part)).await.expect("appends");
     }
     const BUILT: &str =
-        "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND indexname LIKE '%_h%_in_order'";
-    const PARENT: &str = "SELECT count(*) FROM pg_index WHERE indexrelid = to_regclass('raw.transactions_in_order') AND indisvalid";
+        "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND indexname LIKE '%_h%_with_events'";
+    const PARENT: &str = "SELECT count(*) FROM pg_index WHERE indexrelid = to_regclass('raw.blocks_with_events') AND indisvalid";
     assert_eq!(number(store.pool(), BUILT).await, 0);
     while store.maintain_partitions().await.expect("maintains") {}
     // Two of 50 heights are full; the third is being written to.
@@ -314,16 +316,30 @@ async fn a_backfill_has_its_indexes_built_partition_by_partition_and_attached_in
     drop(store);
     let store = open(&db).await;
     assert_eq!(number(store.pool(), PARENT).await, 1);
-    assert_eq!(
-        number(store.pool(), BUILT).await,
-        partitions_of(store.pool(), "transactions").await.len() as i64
-    );
+    assert_eq!(number(store.pool(), BUILT).await, partitions_of(store.pool(), "blocks").await.len() as i64);
     // A new partition has it from the start.
     let fence = store.acquire().await.expect("acquire").fence;
     let longer = fork(&blocks, 129, 80, 0);
     store.append(fence, batch(&longer[130..])).await.expect("appends");
     assert_eq!(number(store.pool(), PARENT).await, 1);
     assert_is_clean(&store, &longer).await;
+}
+
+#[tokio::test]
+async fn transactions_get_their_index_by_place_when_a_partition_is_full() {
+    let Some(db) = pg::database().await else { return };
+    let (store, fence) = begun(&db).await;
+    let blocks = chain(0, 130, 0);
+    for part in blocks.chunks(20) {
+        store.append(fence, batch(part)).await.expect("appends");
+    }
+    const BUILT: &str =
+        "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND indexname LIKE '%_h%_in_order'";
+    assert_eq!(number(store.pool(), BUILT).await, 0);
+    while store.maintain_partitions().await.expect("maintains") {}
+    // Two of 50 heights are full; the third is being written to.
+    assert_eq!(number(store.pool(), BUILT).await, 2);
+    assert_is_clean(&store, &blocks).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,7 @@ use cairn_backends::sqlite::{SqliteOptions, SqliteStore};
 use cairn_core::{BlockLayout, ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
 use cairn_evm::EvmLayout;
 use cairn_source::evm::synthetic::{ForkId, ForkOptions, SyntheticChain, SyntheticOptions};
-use cairn_store::layout::{cut, rebuild_body, rebuild_receipts};
+use cairn_store::layout::{TxBytes, cut, rebuild_body, rebuild_receipts};
 use cairn_store::suite::TestStore;
 use cairn_store::suite::blocks::as_stored;
 use cairn_store::{
@@ -43,7 +43,7 @@ fn assert_cut_and_rebuilt(block: &RawBlock) {
     let slices = EvmLayout.slices(block).expect("an EVM block can be cut");
     let pieces = cut(block, &slices).expect("the slices fit");
     assert_eq!(pieces.events.len(), block.facts.log_count as usize, "block {}", block.block_ref());
-    let bodies: Vec<&[u8]> = pieces.transactions.iter().map(|tx| tx.body).collect();
+    let bodies: Vec<TxBytes<'_>> = pieces.transactions.iter().map(|tx| TxBytes::whole(&tx.body)).collect();
     let results: Vec<(&[u8], u32)> =
         pieces.transactions.iter().map(|tx| (&tx.result[..], tx.event_count)).collect();
     let events: Vec<&[u8]> = pieces.events.iter().map(|event| event.payload).collect();

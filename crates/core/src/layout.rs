@@ -2,12 +2,19 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
+
 use crate::RawBlock;
 
 /// Says where a block's transactions and events stand in its bytes.
 pub trait BlockLayout: Send + Sync + std::fmt::Debug {
     /// The slices of a block; `None` where its bytes can't be cut: they are then kept whole.
     fn slices(&self, block: &RawBlock) -> Option<Slices>;
+
+    /// Whether transactions may carry scripts ([`PartKind::Script`]): these have to be stored before the rows that name them.
+    fn has_scripts(&self) -> bool {
+        false
+    }
 }
 
 /// Cuts nothing.
@@ -29,6 +36,14 @@ pub struct Slices {
     pub events: Vec<EventSlice>,
     /// EVM transactions inside the chain's own ones; empty on EVM chains, where the id is the hash.
     pub evm_lookups: Vec<EvmLookup>,
+    /// Parts of transactions that have a place of their own, by transaction; empty on EVM chains.
+    pub parts: Vec<TxPart>,
+    /// What is said about each transaction beside its bytes: one for each, or none at all.
+    pub details: Vec<TxDetails>,
+    /// The collections that the block is made of, in order; empty on chains without.
+    pub collections: Vec<Collection>,
+    /// The name of the extras, where they are the result of executing the block.
+    pub execution_result: Option<[u8; 32]>,
 }
 
 /// Where a transaction stands.
@@ -58,4 +73,48 @@ pub struct EvmLookup {
     pub tx_index: u32,
     /// Its place among the EVM transactions of the block.
     pub evm_index: u32,
+}
+
+/// Bytes of a transaction that have a place of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TxPart {
+    /// Its transaction's index in the block.
+    pub tx_index: u32,
+    /// What they are.
+    pub kind: PartKind,
+    /// Where they stand within `body`, inside their transaction's slice.
+    pub range: Range<usize>,
+}
+
+/// What a part of a transaction is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartKind {
+    /// The program that it runs; many transactions have the same. At most one of a transaction.
+    Script,
+    /// An argument of the program.
+    Argument,
+}
+
+/// What a transaction says beside its bytes: copies, for columns.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TxDetails {
+    /// The address that proposed it.
+    pub proposer: Bytes,
+    /// The address that pays for it.
+    pub payer: Bytes,
+    /// The addresses in whose name it acts.
+    pub authorizers: Vec<Bytes>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// What executing it cost, in the chain's unit.
+    pub computation: u64,
+}
+
+/// A collection of transactions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collection {
+    /// Its id.
+    pub id: [u8; 32],
+    /// How many transactions it has.
+    pub tx_count: u32,
 }

@@ -15,7 +15,9 @@ pub use clock::{Clock, SystemClock};
 pub use error::ErrorKind;
 pub use height::{Height, HeightRange};
 pub use id::{BlockId, BlockRef, ChainId, Fence, HexError, LinkedRef, TxId};
-pub use layout::{BlockLayout, EventSlice, EvmLookup, Slices, TxSlice, Uncut};
+pub use layout::{
+    BlockLayout, Collection, EventSlice, EvmLookup, PartKind, Slices, TxDetails, TxPart, TxSlice, Uncut,
+};
 
 /// A term or a hash prefix in the store's index: the first eight bytes, big-endian, of whatever is looked up.
 ///

@@ -7,15 +7,24 @@
 //! Persisted. A version byte, 1, then LEB128 varints: for each transaction the skeleton's bytes before its own ones in the body; then for each
 //! transaction the skeleton's bytes before its receipt, and for each of its events the receipt's own bytes before it. What follows the last
 //! event of a receipt, and the last slice of a part, is whatever is left.
+//!
+//! Version 2 is that of blocks whose transactions have parts: after a transaction's number of skeleton bytes in the body comes how many parts it has,
+//! and for each of them twice the number of the transaction's own bytes before it, plus 1 where the part is an argument.
 
-pub use cairn_core::{BlockLayout, EventSlice, EvmLookup, Slices, TxSlice, Uncut};
+use std::borrow::Cow;
+
+pub use cairn_core::{
+    BlockLayout, Collection, EventSlice, EvmLookup, PartKind, Slices, TxDetails, TxPart, TxSlice, Uncut,
+};
 
 use cairn_core::RawBlock;
 
 use crate::StoreError;
 
-/// The encoding that this program writes.
+/// The encoding of blocks whose transactions have no parts.
 const LAYOUT_VERSION: u8 = 1;
+/// That of the others.
+const LAYOUT_VERSION_PARTS: u8 = 2;
 
 /// A block in pieces that borrow from it.
 #[derive(Debug)]
@@ -35,8 +44,12 @@ pub struct Cut<'a> {
 /// A transaction's pieces.
 #[derive(Debug)]
 pub struct CutTx<'a> {
-    /// Its bytes in the body.
-    pub body: &'a [u8],
+    /// Its bytes in the body, without its parts.
+    pub body: Cow<'a, [u8]>,
+    /// The program that it runs.
+    pub script: Option<&'a [u8]>,
+    /// The program's arguments.
+    pub arguments: Vec<&'a [u8]>,
     /// Its receipt without its events.
     pub result: Vec<u8>,
     /// How many events it has.
@@ -58,22 +71,31 @@ pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
         return None;
     }
     let (body, receipts) = (&block.body[..], &block.receipts[..]);
-    let mut layout = vec![LAYOUT_VERSION];
+    let with_parts = !slices.parts.is_empty();
+    let mut layout = vec![if with_parts { LAYOUT_VERSION_PARTS } else { LAYOUT_VERSION }];
     let (mut body_skeleton, mut at) = (Vec::new(), 0);
-    for tx in &slices.transactions {
+    let mut parts = slices.parts.iter().peekable();
+    let mut bodies = Vec::with_capacity(slices.transactions.len());
+    for (index, tx) in (0u32..).zip(&slices.transactions) {
         let gap = body.get(at..tx.body.start)?;
-        body.get(tx.body.clone())?;
         put_varint(&mut layout, gap.len());
         body_skeleton.extend_from_slice(gap);
+        let of_tx = std::iter::from_fn(|| parts.next_if(|part| part.tx_index == index)).collect::<Vec<_>>();
+        let body = cut_body(body, tx.body.clone(), &of_tx, with_parts.then_some(&mut layout))?;
+        bodies.push(body);
         at = tx.body.end;
     }
     body_skeleton.extend_from_slice(body.get(at..)?);
+    // Parts that belong to no transaction, or out of order.
+    if parts.next().is_some() {
+        return None;
+    }
 
     let (mut receipts_skeleton, mut at) = (Vec::new(), 0);
     let mut events = slices.events.iter().peekable();
     let mut cut_events = Vec::with_capacity(slices.events.len());
     let mut transactions = Vec::with_capacity(slices.transactions.len());
-    for (index, tx) in (0u32..).zip(&slices.transactions) {
+    for ((index, tx), own) in (0u32..).zip(&slices.transactions).zip(bodies) {
         let gap = receipts.get(at..tx.receipt.start)?;
         put_varint(&mut layout, gap.len());
         receipts_skeleton.extend_from_slice(gap);
@@ -91,7 +113,7 @@ pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
         }
         result.extend_from_slice(receipts.get(inner..tx.receipt.end)?);
         at = tx.receipt.end;
-        transactions.push(CutTx { body: &body[tx.body.clone()], result, event_count });
+        transactions.push(CutTx { result, event_count, ..own });
     }
     receipts_skeleton.extend_from_slice(receipts.get(at..)?);
     // Events that belong to no transaction, or out of order.
@@ -101,17 +123,96 @@ pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
     Some(Cut { transactions, events: cut_events, body_skeleton, receipts_skeleton, layout })
 }
 
+/// A transaction's own bytes and its parts; as yet without a result.
+fn cut_body<'a>(
+    body: &'a [u8],
+    range: std::ops::Range<usize>,
+    parts: &[&TxPart],
+    layout: Option<&mut Vec<u8>>,
+) -> Option<CutTx<'a>> {
+    let whole = body.get(range.clone())?;
+    let mut tx = CutTx {
+        body: Cow::Borrowed(whole),
+        script: None,
+        arguments: Vec::new(),
+        result: Vec::new(),
+        event_count: 0,
+    };
+    let Some(layout) = layout else { return Some(tx) };
+    put_varint(layout, parts.len());
+    if parts.is_empty() {
+        return Some(tx);
+    }
+    let (mut own, mut at) = (Vec::new(), range.start);
+    for part in parts {
+        if part.range.end > range.end {
+            return None;
+        }
+        let before = body.get(at..part.range.start)?;
+        let bytes = body.get(part.range.clone())?;
+        put_varint(layout, before.len() << 1 | usize::from(part.kind == PartKind::Argument));
+        own.extend_from_slice(before);
+        match part.kind {
+            PartKind::Script if tx.script.is_some() => return None,
+            PartKind::Script => tx.script = Some(bytes),
+            PartKind::Argument => tx.arguments.push(bytes),
+        }
+        at = part.range.end;
+    }
+    own.extend_from_slice(body.get(at..range.end)?);
+    tx.body = Cow::Owned(own);
+    Some(tx)
+}
+
+/// What a transaction's body is made of.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TxBytes<'a> {
+    /// Its own bytes.
+    pub body: &'a [u8],
+    /// The program that it runs.
+    pub script: Option<&'a [u8]>,
+    /// The program's arguments.
+    pub arguments: &'a [&'a [u8]],
+}
+
+impl<'a> TxBytes<'a> {
+    /// Of a transaction without parts.
+    pub fn whole(body: &'a [u8]) -> Self {
+        TxBytes { body, script: None, arguments: &[] }
+    }
+}
+
 /// The body again, from its skeleton, the layout, and each transaction's bytes in order.
-pub fn rebuild_body(skeleton: &[u8], layout: &[u8], bodies: &[&[u8]]) -> Result<Vec<u8>, StoreError> {
+pub fn rebuild_body(skeleton: &[u8], layout: &[u8], bodies: &[TxBytes<'_>]) -> Result<Vec<u8>, StoreError> {
     let mut gaps = Gaps::open(layout)?;
     let mut skeleton = Skeleton(skeleton);
-    let mut out = Vec::with_capacity(skeleton.0.len() + bodies.iter().map(|body| body.len()).sum::<usize>());
-    for body in bodies {
+    let bytes = |tx: &TxBytes<'_>| {
+        let parts: usize = tx.script.iter().chain(tx.arguments).map(|part| part.len()).sum();
+        tx.body.len() + parts
+    };
+    let mut out = Vec::with_capacity(skeleton.0.len() + bodies.iter().map(bytes).sum::<usize>());
+    for tx in bodies {
         out.extend_from_slice(skeleton.take(gaps.next()?)?);
-        out.extend_from_slice(body);
+        let mut own = Skeleton(tx.body);
+        let (mut script, mut arguments) = (tx.script, tx.arguments.iter());
+        for _ in 0..gaps.parts()? {
+            let part = gaps.next()?;
+            out.extend_from_slice(own.take(part >> 1)?);
+            let bytes = if part & 1 == 1 { arguments.next().copied() } else { script.take() };
+            out.extend_from_slice(bytes.ok_or_else(|| damaged("a part of a transaction is missing"))?);
+        }
+        if script.is_some() || arguments.next().is_some() {
+            return Err(damaged("a transaction has more parts than it says"));
+        }
+        out.extend_from_slice(own.0);
     }
     out.extend_from_slice(skeleton.0);
     Ok(out)
+}
+
+/// Whether blocks of this layout have parts of transactions elsewhere.
+pub fn has_parts(layout: &[u8]) -> bool {
+    layout.first() == Some(&LAYOUT_VERSION_PARTS)
 }
 
 /// The receipts again, from their skeleton, the layout, each transaction's result and number of events, and each event's bytes, all in order.
@@ -124,6 +225,9 @@ pub fn rebuild_receipts(
     let mut gaps = Gaps::open(layout)?;
     for _ in results {
         gaps.next()?;
+        for _ in 0..gaps.parts()? {
+            gaps.next()?;
+        }
     }
     let mut skeleton = Skeleton(skeleton);
     let mut events = events.iter();
@@ -162,22 +266,31 @@ impl<'a> Skeleton<'a> {
     }
 }
 
-struct Gaps<'a>(&'a [u8]);
+struct Gaps<'a> {
+    rest: &'a [u8],
+    has_parts: bool,
+}
 
 impl<'a> Gaps<'a> {
     fn open(layout: &'a [u8]) -> Result<Self, StoreError> {
         match layout.split_first() {
-            Some((&LAYOUT_VERSION, rest)) => Ok(Gaps(rest)),
+            Some((&LAYOUT_VERSION, rest)) => Ok(Gaps { rest, has_parts: false }),
+            Some((&LAYOUT_VERSION_PARTS, rest)) => Ok(Gaps { rest, has_parts: true }),
             Some((version, _)) => Err(damaged(&format!("its version {version} is unknown"))),
             None => Err(damaged("it is empty")),
         }
     }
 
+    /// How many parts the transaction has that comes next.
+    fn parts(&mut self) -> Result<usize, StoreError> {
+        if self.has_parts { self.next() } else { Ok(0) }
+    }
+
     fn next(&mut self) -> Result<usize, StoreError> {
         let mut value = 0usize;
         for shift in (0..usize::BITS).step_by(7) {
-            let (byte, rest) = self.0.split_first().ok_or_else(|| damaged("it ends too early"))?;
-            self.0 = rest;
+            let (byte, rest) = self.rest.split_first().ok_or_else(|| damaged("it ends too early"))?;
+            self.rest = rest;
             value |= usize::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
                 return Ok(value);
@@ -205,7 +318,11 @@ mod tests {
     use crate::suite::blocks::{anchor_parent, block};
 
     fn rebuilt(cut: &Cut<'_>) -> (Vec<u8>, Vec<u8>) {
-        let bodies: Vec<&[u8]> = cut.transactions.iter().map(|tx| tx.body).collect();
+        let bodies: Vec<TxBytes<'_>> = cut
+            .transactions
+            .iter()
+            .map(|tx| TxBytes { body: &tx.body, script: tx.script, arguments: &tx.arguments })
+            .collect();
         let results: Vec<(&[u8], u32)> =
             cut.transactions.iter().map(|tx| (&tx.result[..], tx.event_count)).collect();
         let events: Vec<&[u8]> = cut.events.iter().map(|event| event.payload).collect();
@@ -261,8 +378,36 @@ mod tests {
         }
 
         #[test]
+        fn cutting_parts_out_loses_nothing(
+            counts in prop::collection::vec(0u32..4, 1..6),
+            steps in prop::collection::vec(0u8..20, 1..20),
+            inner in prop::collection::vec((0u8..8, 0u8..8), 0..12),
+            body in prop::collection::vec(any::<u8>(), 0..200),
+            receipts in prop::collection::vec(any::<u8>(), 0..400),
+        ) {
+            let (raw, mut slices) = sliced(&counts, &steps, body, receipts);
+            let mut inner = inner.into_iter().cycle();
+            for (tx_index, tx) in (0u32..).zip(&slices.transactions) {
+                let mut at = tx.body.start;
+                for kind in [PartKind::Argument, PartKind::Script, PartKind::Argument].into_iter().skip(tx_index as usize % 4) {
+                    let Some((gap, length)) = inner.next() else { break };
+                    let start = (at + usize::from(gap)).min(tx.body.end);
+                    at = (start + usize::from(length)).min(tx.body.end);
+                    slices.parts.push(TxPart { tx_index, kind, range: start..at });
+                }
+            }
+            let cut = cut(&raw, &slices).expect("fits");
+            prop_assert_eq!(has_parts(&cut.layout), !slices.parts.is_empty());
+            let (body, receipts) = rebuilt(&cut);
+            prop_assert_eq!(&body[..], &raw.body[..]);
+            prop_assert_eq!(&receipts[..], &raw.receipts[..]);
+        }
+
+        #[test]
         fn damage_is_an_error_or_other_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            let _ = rebuild_body(&bytes, &bytes, &[&bytes, &bytes]);
+            let part: &[u8] = &bytes;
+            let parts = TxBytes { body: &bytes, script: Some(&bytes), arguments: &[part] };
+            let _ = rebuild_body(&bytes, &bytes, &[TxBytes::whole(&bytes), parts]);
             let _ = rebuild_receipts(&bytes, &bytes, &[(&bytes, 3), (&bytes, 0)], &[&bytes]);
         }
     }
@@ -282,6 +427,23 @@ mod tests {
         for spoil in spoil {
             let mut bad = slices.clone();
             spoil(&mut bad);
+            assert!(cut(&raw, &bad).is_none(), "{bad:?}");
+        }
+        let own = slices.transactions[1].body.clone();
+        assert!(own.len() > 1, "{own:?}");
+        let part = |kind, range| TxPart { tx_index: 1, kind, range };
+        let script = part(PartKind::Script, own.start..own.end - 1);
+        let fits = Slices { parts: vec![script.clone()], ..slices.clone() };
+        assert!(cut(&raw, &fits).is_some());
+        for parts in [
+            vec![part(PartKind::Script, own.start - 1..own.end)],
+            vec![part(PartKind::Script, own.start..own.end + 1)],
+            vec![script.clone(), part(PartKind::Script, own.end - 1..own.end)],
+            vec![script.clone(), part(PartKind::Argument, own.start..own.end)],
+            vec![script.clone(), TxPart { tx_index: 0, ..script.clone() }],
+            vec![TxPart { tx_index: 2, ..script.clone() }],
+        ] {
+            let bad = Slices { parts, ..slices.clone() };
             assert!(cut(&raw, &bad).is_none(), "{bad:?}");
         }
     }

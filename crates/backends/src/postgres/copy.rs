@@ -1,5 +1,7 @@
 //! Rows in the binary COPY format, and whole numbers as NUMERIC.
 
+use std::collections::VecDeque;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
@@ -19,7 +21,7 @@ const PG_EPOCH_US: i64 = 946_684_800_000_000;
 /// Integers must have the column's own width: `i64` for BIGINT, `i32` for INTEGER, `i16` for SMALLINT.
 #[derive(Debug)]
 pub struct CopyBuf {
-    full: Vec<Bytes>,
+    full: VecDeque<Bytes>,
     now: BytesMut,
     rows: u64,
     bytes: u64,
@@ -38,7 +40,7 @@ impl CopyBuf {
     pub fn new() -> Self {
         let mut now = BytesMut::with_capacity(4096);
         now.put_slice(HEADER);
-        CopyBuf { full: Vec::new(), now, rows: 0, bytes: 0, whole: None }
+        CopyBuf { full: VecDeque::new(), now, rows: 0, bytes: 0, whole: None }
     }
 
     /// Begins a row of `columns` columns.
@@ -46,7 +48,7 @@ impl CopyBuf {
         if self.now.len() >= PIECE_BYTES {
             let full = std::mem::replace(&mut self.now, BytesMut::with_capacity(PIECE_BYTES + 4096));
             self.bytes += full.len() as u64;
-            self.full.push(full.freeze());
+            self.full.push_back(full.freeze());
         }
         self.now.put_i16(columns);
         self.rows += 1;
@@ -119,6 +121,27 @@ impl CopyBuf {
         self
     }
 
+    /// BYTEA[], without NULLs.
+    pub fn bytea_array<T: AsRef<[u8]>>(&mut self, values: &[T]) -> &mut Self {
+        /// The type BYTEA's number in every server.
+        const BYTEA_OID: i32 = 17;
+        let dimensions = i32::from(!values.is_empty());
+        let bytes: usize = values.iter().map(|value| 4 + value.as_ref().len()).sum();
+        let length = 12 + 8 * dimensions as usize + bytes;
+        self.now.put_i32(i32::try_from(length).unwrap_or(i32::MAX));
+        self.now.put_i32(dimensions);
+        self.now.put_i32(0);
+        self.now.put_i32(BYTEA_OID);
+        if dimensions > 0 {
+            self.now.put_i32(i32::try_from(values.len()).unwrap_or(i32::MAX));
+            self.now.put_i32(1);
+        }
+        for value in values {
+            self.bytea(value.as_ref());
+        }
+        self
+    }
+
     /// BYTEA or NULL.
     pub fn bytea_opt(&mut self, value: Option<&[u8]>) -> &mut Self {
         match value {
@@ -182,8 +205,13 @@ impl CopyBuf {
             return pieces;
         }
         self.now.put_i16(-1);
-        self.full.push(self.now.freeze());
-        self.full
+        self.full.push_back(self.now.freeze());
+        self.full.into()
+    }
+
+    /// A piece that is ready to be sent, if there is one: what was taken is no part of [`CopyBuf::finish`].
+    pub fn take_full(&mut self) -> Option<Bytes> {
+        self.full.pop_front()
     }
 }
 

@@ -6,7 +6,8 @@
 //!
 //! Secondary indexes are those that no key needs. Usually the parent has them, and so has each new partition. In a backfill they are
 //! deferred: no parent has them, and [`Partitions::maintain`] builds them on each partition that is full. Opened without that
-//! option, what is missing is built and attached to the parent.
+//! option, what is missing is built and attached to the parent. Some indexes always wait until a partition is full: those that cost more
+//! with every row than they save before.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +34,8 @@ pub struct PartitionedTable {
     pub storage: &'static str,
     /// Indexes beside the keys: a name that ends the index's own, and what follows `ON table`, such as `(block_height, transaction_index)`.
     pub secondary: &'static [(&'static str, &'static str)],
+    /// The same, of indexes that no parent has: each partition gets them when it is full.
+    pub when_full: &'static [(&'static str, &'static str)],
 }
 
 impl PartitionedTable {
@@ -95,11 +98,9 @@ impl Partitions {
         for table in self.tables.iter() {
             made |= self.create(pool, table, HeightRange::one(next), self.lookahead).await? > 0;
         }
-        if self.deferred {
-            for table in self.tables.iter() {
-                if build_one_deferred(pool, table, next).await? {
-                    return Ok(true);
-                }
+        for table in self.tables.iter() {
+            if build_one_deferred(pool, table, next, self.deferred).await? {
+                return Ok(true);
             }
         }
         Ok(made)
@@ -303,8 +304,14 @@ async fn exists(conn: &PgConn, relation: &str) -> Result<bool> {
 }
 
 /// Builds one index on one partition that lies wholly below `next` and lacks it.
-async fn build_one_deferred(pool: &PgPool, table: &PartitionedTable, next: Height) -> Result<bool> {
-    if table.secondary.is_empty() {
+async fn build_one_deferred(
+    pool: &PgPool,
+    table: &PartitionedTable,
+    next: Height,
+    deferred: bool,
+) -> Result<bool> {
+    let wanted: Vec<_> = table.when_full.iter().chain(table.secondary.iter().filter(|_| deferred)).collect();
+    if wanted.is_empty() {
         return Ok(false);
     }
     let mut conn = pool.begin(Isolation::ReadCommitted).await?;
@@ -312,7 +319,7 @@ async fn build_one_deferred(pool: &PgPool, table: &PartitionedTable, next: Heigh
         if partition.heights.end() > next {
             break;
         }
-        for (suffix, definition) in table.secondary {
+        for (suffix, definition) in &wanted {
             let index = format!("{}_{suffix}", partition.name);
             if exists(&conn, &format!("{}.{index}", table.schema)).await? {
                 continue;

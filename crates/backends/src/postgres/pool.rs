@@ -8,6 +8,7 @@
 //! a pool closes its idle connections.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -399,14 +400,18 @@ impl PgConn {
 
     /// Sends rows by binary COPY; the number of rows taken. `sql` is `COPY table (columns) FROM STDIN (FORMAT binary)`.
     pub async fn copy_in(&self, sql: &str, rows: CopyBuf) -> Result<u64> {
-        let statement = self.prepare(sql).await?;
-        let sink: CopyInSink<Bytes> =
-            self.session()?.client.copy_in(&statement).await.map_err(|error| self.failed(error))?;
-        pin_mut!(sink);
+        let mut copy = self.begin_copy(sql).await?;
         for piece in rows.finish() {
-            sink.feed(piece).await.map_err(|error| self.failed(error))?;
+            copy.send(piece).await?;
         }
-        sink.finish().await.map_err(|error| self.failed(error))
+        copy.finish().await
+    }
+
+    /// Begins a binary COPY whose bytes come piece by piece. One that is dropped before its end fails, and the transaction with it.
+    pub async fn begin_copy(&self, sql: &str) -> Result<CopyIn<'_>> {
+        let statement = self.prepare(sql).await?;
+        let sink = self.session()?.client.copy_in(&statement).await.map_err(|error| self.failed(error))?;
+        Ok(CopyIn { conn: self, sink: Box::pin(sink) })
     }
 
     /// The bytes of `COPY (query) TO STDOUT`, handed to `take` piece by piece.
@@ -418,6 +423,24 @@ impl PgConn {
             take(piece.chunk())?;
         }
         Ok(())
+    }
+}
+
+/// A binary COPY that goes on.
+pub struct CopyIn<'a> {
+    conn: &'a PgConn,
+    sink: Pin<Box<CopyInSink<Bytes>>>,
+}
+
+impl CopyIn<'_> {
+    /// Sends a piece of the bytes.
+    pub async fn send(&mut self, piece: Bytes) -> Result<()> {
+        self.sink.feed(piece).await.map_err(|error| self.conn.failed(error))
+    }
+
+    /// Ends the statement; the number of rows taken.
+    pub async fn finish(mut self) -> Result<u64> {
+        self.sink.as_mut().finish().await.map_err(|error| self.conn.failed(error))
     }
 }
 

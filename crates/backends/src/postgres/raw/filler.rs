@@ -167,6 +167,7 @@ impl RawFiller for PgRawStore {
         if heights.intersect(lease.range) == heights {
             shared.partitions.ensure(&shared.pool, heights).await?;
         }
+        shared.store_scripts(&encoded).await?;
         let mut batch = Arc::new(encoded);
         for tries in 1.. {
             batch = shared.upload(batch).await?;

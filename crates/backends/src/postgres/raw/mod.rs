@@ -32,6 +32,7 @@ mod repair;
 mod rows;
 mod runs;
 mod schema;
+mod scripts;
 mod snapshot;
 mod tx;
 mod view;
@@ -73,6 +74,7 @@ pub(super) struct Shared {
     clock: Option<Arc<dyn Clock>>,
     partitions: Partitions,
     payloads: Option<Payloads>,
+    scripts: scripts::KnownScripts,
     hook: Mutex<Option<Arc<dyn CommitHook>>>,
     statement_hook: Mutex<Option<Arc<dyn StatementHook>>>,
     /// One maintenance step at a time.
@@ -138,6 +140,7 @@ impl PgRawStore {
             clock,
             partitions,
             payloads,
+            scripts: scripts::KnownScripts::default(),
             hook: Mutex::new(None),
             statement_hook: Mutex::new(None),
             maintaining: tokio::sync::Mutex::default(),

@@ -28,10 +28,28 @@ pub(super) async fn copy_to_orphans(tx: &Tx, reorg_id: u64, range: HeightRange) 
     .await?;
     tx.execute(
         "INSERT INTO raw.orphan_transactions (reorg_id, block_id, block_height, transaction_index, event_count, status, \
-         id, sender, body, result, payload_hash, payload_ref) \
+         id, sender, body, result, payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, \
+         computation) \
          SELECT $1, b.id, t.block_height, t.transaction_index, t.event_count, t.status, t.id, t.sender, t.body, \
-         t.result, t.payload_hash, t.payload_ref FROM raw.blocks b JOIN raw.transactions t ON t.block_height = b.height \
+         t.result, t.payload_hash, t.payload_ref, t.script_hash, t.arguments, t.proposer, t.payer, t.authorizers, t.error, \
+         t.computation FROM raw.blocks b JOIN raw.transactions t ON t.block_height = b.height \
          WHERE b.height >= $2 AND b.height < $3 AND t.block_height >= $2 AND t.block_height < $3",
+        &[&reorg_id, &from, &to],
+    )
+    .await?;
+    tx.execute(
+        "INSERT INTO raw.orphan_collections (reorg_id, block_height, collection_index, transaction_count, id, payload, \
+         payload_hash, payload_ref, of_block) \
+         SELECT $1, c.block_height, c.collection_index, c.transaction_count, c.id, c.payload, c.payload_hash, \
+         c.payload_ref, b.id FROM raw.blocks b JOIN raw.collections c ON c.block_height = b.height \
+         WHERE b.height >= $2 AND b.height < $3 AND c.block_height >= $2 AND c.block_height < $3",
+        &[&reorg_id, &from, &to],
+    )
+    .await?;
+    tx.execute(
+        "INSERT INTO raw.orphan_execution_results (reorg_id, block_height, id, block_id, payload, payload_hash, payload_ref) \
+         SELECT $1, block_height, id, block_id, payload, payload_hash, payload_ref FROM raw.execution_results \
+         WHERE block_height >= $2 AND block_height < $3",
         &[&reorg_id, &from, &to],
     )
     .await?;

@@ -1,12 +1,12 @@
 //! Rows as blocks again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use cairn_core::{
     BlockFacts, BlockId, BlockRef, Height, HeightRange, Parts, RawBlock, StoredBlock, TxFacts, TxId, TxStatus,
 };
-use cairn_store::layout;
+use cairn_store::layout::{self, TxBytes};
 use cairn_store::{PayloadRef, Result, StoreError};
 use futures::future::try_join3;
 use tokio_postgres::Row;
@@ -15,6 +15,7 @@ use super::Shared;
 use super::head::{get_array, get_height, get_id, get_u32, get_u64, sql};
 use super::pack::unpack;
 use super::rows::EncodedBlock;
+use super::scripts::{ScriptHash, read_scripts, script_of};
 use crate::postgres::PgConn;
 use crate::postgres::error::{corrupt, db};
 use crate::postgres::pool::Param;
@@ -77,6 +78,21 @@ struct TxRow {
     result: Option<Bytes>,
     /// Where the body is, if not in the row.
     object: Option<PayloadRef>,
+    script: Option<ScriptHash>,
+    arguments: Vec<Bytes>,
+}
+
+/// An execution result's row.
+struct ResultRow {
+    payload: Option<Bytes>,
+    object: Option<PayloadRef>,
+}
+
+/// What belongs to one block.
+struct BlockRows {
+    txs: Vec<(u64, TxRow)>,
+    events: Vec<EventRow>,
+    result: Option<ResultRow>,
 }
 
 /// An event's row.
@@ -103,7 +119,11 @@ pub(super) async fn read(
         async { if with_events { event_rows(conn, which).await } else { none().await } },
     )
     .await?;
+    let results = result_rows(conn, which, &blocks).await?;
     let mut txs = by_height(txs, tx_row)?;
+    let mut results = by_height(results, result_row)?;
+    let named = txs.values().flatten().filter_map(|(_, tx)| tx.script).collect();
+    let scripts = read_scripts(conn, &named).await?;
     let mut events = by_height(events, event_row)?;
     let mut found = Vec::with_capacity(blocks.len());
     for row in &blocks {
@@ -112,7 +132,9 @@ pub(super) async fn read(
         let mut events = events.remove(&height).unwrap_or_default();
         txs.sort_by_key(|(index, _)| *index);
         events.sort_by_key(|event| event.index);
-        found.push(assemble(shared, row, parts, with_txs, txs, events).await?);
+        let result = results.remove(&height).and_then(|mut results| results.pop());
+        let rows = BlockRows { txs, events, result };
+        found.push(assemble(shared, row, parts, with_txs, rows, &scripts).await?);
     }
     found.sort_by_key(|block| block.facts.height);
     Ok(found)
@@ -133,7 +155,8 @@ async fn block_rows(conn: &PgConn, which: &Which, parts: Parts) -> Result<Vec<Ro
     let (prefix, condition) = which.condition(6, "height", "id");
     let text = format!(
         "SELECT {FACTS}, CASE WHEN $1 THEN header END, CASE WHEN $2 THEN body END, CASE WHEN $3 THEN receipts END, \
-         CASE WHEN $4 THEN extras END, CASE WHEN $5 THEN traces END, CASE WHEN $6 THEN layout END \
+         CASE WHEN $4 THEN extras END, CASE WHEN $5 THEN traces END, CASE WHEN $6 THEN layout END, \
+         $4 AND extras IS NULL AND extras_bytes > 0 \
          FROM {prefix}blocks WHERE {condition}"
     );
     let asked = [Parts::HEADER, Parts::BODY, Parts::RECEIPTS, Parts::EXTRAS, Parts::TRACES]
@@ -150,7 +173,8 @@ async fn tx_rows(conn: &PgConn, which: &Which, parts: Parts) -> Result<Vec<Row>>
     let (prefix, condition) = which.condition(2, "block_height", "block_id");
     let text = format!(
         "SELECT block_height, transaction_index, event_count, status, id, sender, CASE WHEN $1 THEN body END, \
-         CASE WHEN $2 THEN result END, CASE WHEN $1 THEN payload_ref END FROM {prefix}transactions WHERE {condition}"
+         CASE WHEN $2 THEN result END, CASE WHEN $1 THEN payload_ref END, CASE WHEN $1 THEN script_hash END, \
+         CASE WHEN $1 THEN arguments END FROM {prefix}transactions WHERE {condition}"
     );
     let asked = [Parts::BODY, Parts::RECEIPTS].map(|flag| parts.contains(flag));
     let bounds = Bounds::of(which);
@@ -168,6 +192,31 @@ async fn event_rows(conn: &PgConn, which: &Which) -> Result<Vec<Row>> {
     let mut params = Vec::new();
     bounds.push(&mut params);
     conn.query(&text, &params).await
+}
+
+/// The rows that hold the extras of blocks that don't have them themselves: their execution results.
+async fn result_rows(conn: &PgConn, which: &Which, blocks: &[Row]) -> Result<Vec<Row>> {
+    let mut is_asked = false;
+    for block in blocks {
+        is_asked |= block.try_get::<_, bool>(EXTRAS_ELSEWHERE).map_err(db)?;
+    }
+    if !is_asked {
+        return Ok(Vec::new());
+    }
+    let (prefix, condition) = which.condition(0, "block_height", "block_id");
+    let text =
+        format!("SELECT block_height, payload, payload_ref FROM {prefix}execution_results WHERE {condition}");
+    let bounds = Bounds::of(which);
+    let mut params = Vec::new();
+    bounds.push(&mut params);
+    conn.query(&text, &params).await
+}
+
+/// The column of a block's row that says whether its extras are those of its execution result.
+const EXTRAS_ELSEWHERE: usize = 13;
+
+fn result_row(row: &Row) -> Result<ResultRow> {
+    Ok(ResultRow { payload: bytes(row, 1)?, object: object(row, 2)? })
 }
 
 fn bytes(row: &Row, column: usize) -> Result<Option<Bytes>> {
@@ -195,6 +244,14 @@ fn tx_row(row: &Row) -> Result<(u64, TxRow)> {
         body: bytes(row, 6)?,
         result: bytes(row, 7)?,
         object: object(row, 8)?,
+        script: row.try_get::<_, Option<&[u8]>>(9).map_err(db)?.map(|_| get_array(row, 9)).transpose()?,
+        arguments: row
+            .try_get::<_, Option<Vec<&[u8]>>>(10)
+            .map_err(db)?
+            .unwrap_or_default()
+            .into_iter()
+            .map(Bytes::copy_from_slice)
+            .collect(),
     };
     Ok((get_u64(row, 1)?, tx))
 }
@@ -220,9 +277,10 @@ async fn assemble(
     row: &Row,
     parts: Parts,
     with_txs: bool,
-    txs: Vec<(u64, TxRow)>,
-    events: Vec<EventRow>,
+    rows: BlockRows,
+    scripts: &HashMap<ScriptHash, Bytes>,
 ) -> Result<StoredBlock> {
+    let BlockRows { txs, events, result } = rows;
     let facts = facts(row)?;
     let height = facts.height;
     if with_txs && !txs.iter().map(|(index, _)| *index).eq(0..u64::from(facts.tx_count)) {
@@ -248,10 +306,17 @@ async fn assemble(
             .map(|packed| unpack(packed, "traces", height))
             .transpose()?,
     };
+    if row.try_get(EXTRAS_ELSEWHERE).map_err(db)? {
+        let place = || format!("height {height}, execution result");
+        let Some(ResultRow { payload, object }) = result else {
+            return Err(corrupt(place(), "its row is missing"));
+        };
+        block.extras = shared.fetch(payload, object, place).await?;
+    }
     let layout = packed(12, "layout")?;
     if !layout.is_empty() {
         if parts.contains(Parts::BODY) {
-            block.body = body(shared, &block.body, &layout, &txs, height).await?;
+            block.body = body(shared, &block.body, &layout, &txs, scripts, height).await?;
         }
         if parts.contains(Parts::RECEIPTS) {
             block.receipts = receipts(shared, &block.receipts, &layout, &txs, &events, height).await?;
@@ -268,14 +333,21 @@ async fn body(
     skeleton: &[u8],
     layout: &[u8],
     txs: &[(u64, TxRow)],
+    scripts: &HashMap<ScriptHash, Bytes>,
     height: Height,
 ) -> Result<Bytes> {
     let mut bodies = Vec::with_capacity(txs.len());
     for (index, tx) in txs {
         let place = || format!("height {height}, transaction {index}");
-        bodies.push(shared.fetch(tx.body.clone(), tx.object, place).await?);
+        let body = shared.fetch(tx.body.clone(), tx.object, place).await?;
+        let script = tx.script.map(|hash| script_of(scripts, &hash, height, *index)).transpose()?;
+        let arguments: Vec<&[u8]> = tx.arguments.iter().map(|argument| &argument[..]).collect();
+        bodies.push((body, script, arguments));
     }
-    let slices: Vec<&[u8]> = bodies.iter().map(|body| &body[..]).collect();
+    let slices: Vec<TxBytes<'_>> = bodies
+        .iter()
+        .map(|(body, script, arguments)| TxBytes { body, script: script.as_deref(), arguments })
+        .collect();
     layout::rebuild_body(skeleton, layout, &slices).map(Bytes::from).map_err(|error| at(error, height))
 }
 

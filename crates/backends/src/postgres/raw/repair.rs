@@ -57,6 +57,7 @@ impl PgRawStore {
         if visible.contains(height) {
             shared.partitions.ensure(&shared.pool, HeightRange::one(height)).await?;
         }
+        shared.restore_scripts(&encoded).await?;
         let mut batch = Arc::new(encoded);
         for tries in 1.. {
             batch = shared.upload(batch).await?;

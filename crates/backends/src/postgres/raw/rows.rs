@@ -1,13 +1,18 @@
-//! Blocks as rows: checked, cut and compressed outside of any transaction, sent by binary COPY.
+//! Blocks as rows: cut, compressed and sent by binary COPY.
 //!
-//! What rows are made of is settled before the transaction begins. The rows' bytes are put together on a thread that may block, one table ahead of
-//! the one that the server is taking: so the batch is never in memory a second time as a whole, and the server seldom waits.
+//! The rows are made on a thread that may block, a few pieces ahead of what the server is taking: it cuts and compresses a block when its first
+//! row is due. So the server seldom waits, and the batch is never in memory a second time as a whole. Where bytes go to object storage, and where
+//! transactions have scripts, the whole batch is cut before its transaction begins, since objects and scripts come before rows.
 
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use cairn_core::HeightRange;
-use cairn_core::{BlockRef, EvmLookup, Height, IndexKey, RawBlock, Slices};
+use cairn_core::{
+    BlockLayout, BlockRef, Collection, EvmLookup, Height, IndexKey, PartKind, RawBlock, Slices, TxDetails,
+};
 use cairn_store::layout::{self, Cut};
 use cairn_store::runs::{BuiltRun, RunBuilder, RunKind};
 use cairn_store::{PayloadRef, Result, StoreError, check_batch};
@@ -15,13 +20,20 @@ use tokio::sync::mpsc::{Receiver, Sender};
 
 use super::head::sql;
 use super::pack::Packer;
+use super::scripts::{ScriptHash, script_hash};
 use super::tx::Tx;
 use super::{Shared, runs};
 use crate::postgres::CopyBuf;
+use crate::postgres::copy::without_nul;
+
+/// How many pieces of rows are ready at most while the server takes another one.
+const PIECES_AHEAD: usize = 16;
 
 /// A batch as its rows will be.
 pub(super) struct EncodedBatch {
     pub(super) blocks: Vec<EncodedBlock>,
+    layout: Arc<dyn BlockLayout>,
+    compression_level: i32,
     /// Bytes that are too long for a row, in the order of their rows.
     large: Vec<Bytes>,
     /// The objects that hold them, once they were uploaded.
@@ -31,6 +43,12 @@ pub(super) struct EncodedBatch {
 /// A block with what its rows are made of.
 pub(super) struct EncodedBlock {
     pub(super) block: RawBlock,
+    /// Made when the first row needs it.
+    parts: OnceLock<BlockParts>,
+}
+
+/// What a block's rows are made of.
+struct BlockParts {
     /// `None` where its bytes can't be cut.
     pieces: Option<Pieces>,
     /// Packed: whole, or the skeletons.
@@ -45,10 +63,18 @@ struct Pieces {
     transactions: Vec<TxPiece>,
     events: Vec<EventPiece>,
     evm_lookups: Vec<EvmLookup>,
+    /// One for each transaction, or none.
+    details: Vec<TxDetails>,
+    collections: Vec<Collection>,
+    /// The extras, where they are such a result, and its name.
+    execution_result: Option<([u8; 32], Piece)>,
 }
 
 struct TxPiece {
     body: Piece,
+    script: Option<(ScriptHash, Bytes)>,
+    /// `None` where they stayed in the body.
+    arguments: Option<Vec<Bytes>>,
     result: Vec<u8>,
     event_count: u32,
 }
@@ -65,19 +91,30 @@ enum Piece {
 }
 
 impl EncodedBatch {
-    /// Checks, cuts and compresses: all that needs no database. Bytes of more than `inline_max_bytes` are set apart where it is given.
+    /// Checks a batch, which needs no database. Where there is object storage, bytes of more than `payload_inline_max_bytes` are set apart.
     pub(super) fn new(batch: Vec<RawBlock>, shared: &Shared) -> Result<Self> {
         check_batch(&batch)?;
-        let options = &shared.options;
-        let inline_max = shared.payloads.as_ref().map(|_| options.payload_inline_max_bytes);
-        let mut packer = Packer::new(options.compression_level)?;
-        let mut large = Vec::new();
-        let mut blocks = Vec::with_capacity(batch.len());
-        for block in batch {
-            let slices = options.layout.slices(&block);
-            blocks.push(EncodedBlock::new(block, slices, &mut packer, inline_max, &mut large)?);
+        for block in &batch {
+            // What the index can't tell apart must not be stored, whatever this block has to be found by.
+            RunKind::TxId.position(block.facts.height, block.facts.tx_count.saturating_sub(1))?;
         }
-        Ok(EncodedBatch { blocks, large, objects: Vec::new() })
+        let options = &shared.options;
+        let blocks = batch.into_iter().map(|block| EncodedBlock { block, parts: OnceLock::new() }).collect();
+        let mut encoded = EncodedBatch {
+            blocks,
+            layout: options.layout.clone(),
+            compression_level: options.compression_level,
+            large: Vec::new(),
+            objects: Vec::new(),
+        };
+        if shared.payloads.is_some() || encoded.has_scripts() {
+            let mut packer = Packer::new(options.compression_level)?;
+            let max = shared.payloads.as_ref().map(|_| options.payload_inline_max_bytes);
+            for encoded_block in &encoded.blocks {
+                encoded_block.parts(&*encoded.layout, &mut packer, max, &mut encoded.large)?;
+            }
+        }
+        Ok(encoded)
     }
 
     pub(super) fn first(&self) -> &RawBlock {
@@ -104,6 +141,17 @@ impl EncodedBatch {
         &self.large
     }
 
+    fn has_scripts(&self) -> bool {
+        self.layout.has_scripts()
+    }
+
+    /// The scripts of its transactions, which have to be stored before the rows are written.
+    pub(super) fn scripts(&self) -> BTreeMap<ScriptHash, Bytes> {
+        let parts = self.blocks.iter().filter_map(|block| block.parts.get()?.pieces.as_ref());
+        let scripts = parts.flat_map(|pieces| pieces.transactions.iter().filter_map(|tx| tx.script.clone()));
+        scripts.collect()
+    }
+
     /// Says where the large bytes are.
     pub(super) fn set_objects(&mut self, objects: Vec<PayloadRef>) {
         self.objects = objects;
@@ -115,7 +163,7 @@ impl EncodedBatch {
     }
 
     /// Writes the blocks that are not among `stored` (ascending), with their lookups and index entries. One order of tables for all writers:
-    /// blocks, transactions, events, lookups, runs; and of keys in each (P02).
+    /// transactions, events, collections, results, lookups, blocks, runs; and of keys in each (P02).
     pub(super) async fn write(self: &Arc<Self>, tx: &Tx, stored: &[Height]) -> Result<()> {
         self.send(tx, stored, true).await
     }
@@ -126,36 +174,65 @@ impl EncodedBatch {
     }
 
     async fn send(self: &Arc<Self>, tx: &Tx, stored: &[Height], with_runs: bool) -> Result<()> {
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let (sender, receiver) = tokio::sync::mpsc::channel(PIECES_AHEAD);
         let (batch, stored) = (self.clone(), stored.to_vec());
         let making = tokio::task::spawn_blocking(move || batch.make(&stored, with_runs, &sender));
         let sent = self.receive(tx, receiver).await;
-        // After an error too: the thread, which ends at its next table, holds the batch.
+        // After an error too: the thread, which ends at its next piece, holds the batch.
         let made =
-            making.await.map_err(|error| StoreError::Database(format!("the rows were not made: {error}")));
-        sent?;
-        made?
+            making.await.map_err(|error| StoreError::Database(format!("the rows were not made: {error}")))?;
+        // What stopped the thread stopped the sending too, and is the better word.
+        match (made, sent) {
+            (Err(error), _) => Err(error),
+            (Ok(_), sent) => sent,
+        }
     }
 
     async fn receive(&self, tx: &Tx, mut receiver: Receiver<Made>) -> Result<()> {
         while let Some(made) = receiver.recv().await {
             match made {
-                Made::Rows(table, rows) => {
-                    tx.copy_heights(table.name(), table.columns(), self.heights(), rows).await?;
-                }
+                Made::Rows(table) => self.receive_rows(tx, table, &mut receiver).await?,
                 Made::Run(run) => runs::insert_run(tx, &run, 0).await?,
+                Made::Piece(_) | Made::End(_) => return Err(out_of_order()),
             }
         }
         Ok(())
     }
 
+    /// One table's rows; where they end too early the statement fails, and the transaction with it.
+    async fn receive_rows(&self, tx: &Tx, table: Table, receiver: &mut Receiver<Made>) -> Result<()> {
+        let columns = table.columns(self.has_scripts());
+        let mut copy = tx.begin_copy_heights(table.name(), columns, self.heights()).await?;
+        loop {
+            match receiver.recv().await {
+                Some(Made::Piece(piece)) => copy.send(piece).await?,
+                Some(Made::End(rows)) => return copy.finish(rows).await,
+                Some(Made::Rows(_) | Made::Run(_)) | None => return Err(out_of_order()),
+            }
+        }
+    }
+
     fn make(&self, stored: &[Height], with_runs: bool, sender: &Sender<Made>) -> Result<()> {
         let is_new = |encoded: &&EncodedBlock| stored.binary_search(&encoded.block.facts.height).is_err();
         let new: Vec<&EncodedBlock> = self.blocks.iter().filter(is_new).collect();
-        for table in Table::IN_ORDER {
-            let rows = table.rows(&new, &self.objects);
-            // Nobody listens where the transaction has failed.
-            if !rows.is_empty() && sender.blocking_send(Made::Rows(table, rows)).is_err() {
+        let mut packer = Packer::new(self.compression_level)?;
+        let mut parts = Vec::with_capacity(new.len());
+        let mut rows = Rows::new(Table::Transactions, sender);
+        for encoded in &new {
+            // Nothing is set apart here: where something may be, that was done already.
+            let made = encoded.parts(&*self.layout, &mut packer, None, &mut Vec::new())?;
+            parts.push(Block { block: &encoded.block, parts: made, with_details: self.has_scripts() });
+            transaction_rows(rows.buf(), &parts[parts.len() - 1], &self.objects);
+            if !rows.send_full() {
+                return Ok(());
+            }
+        }
+        if !rows.end() {
+            return Ok(());
+        }
+        for table in Table::AFTER_TRANSACTIONS {
+            let mut rows = Rows::new(table, sender);
+            if !(table.rows(&mut rows, &parts, &self.objects) && rows.end()) {
                 return Ok(());
             }
         }
@@ -172,10 +249,67 @@ impl EncodedBatch {
     }
 }
 
+fn out_of_order() -> StoreError {
+    StoreError::Database("rows ended before their table did".into())
+}
+
 /// What goes to the server next.
 enum Made {
-    Rows(Table, CopyBuf),
+    /// A table's rows begin.
+    Rows(Table),
+    /// Some of them.
+    Piece(Bytes),
+    /// They end; how many there were.
+    End(u64),
     Run(BuiltRun),
+}
+
+/// The rows of one table on their way. What it answers `false` to found nobody who listens: the transaction has failed.
+struct Rows<'a> {
+    table: Table,
+    buf: CopyBuf,
+    begun: bool,
+    sender: &'a Sender<Made>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(table: Table, sender: &'a Sender<Made>) -> Self {
+        Rows { table, buf: CopyBuf::new(), begun: false, sender }
+    }
+
+    fn buf(&mut self) -> &mut CopyBuf {
+        &mut self.buf
+    }
+
+    fn begin(&mut self) -> bool {
+        let begun = self.begun || self.sender.blocking_send(Made::Rows(self.table)).is_ok();
+        self.begun = true;
+        begun
+    }
+
+    /// Sends what is full.
+    fn send_full(&mut self) -> bool {
+        while let Some(piece) = self.buf.take_full() {
+            if !(self.begin() && self.sender.blocking_send(Made::Piece(piece)).is_ok()) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Sends the rest; nothing where there was no row.
+    fn end(mut self) -> bool {
+        let rows = self.buf.rows();
+        if rows == 0 {
+            return true;
+        }
+        if !self.begin() {
+            return false;
+        }
+        let mut pieces = self.buf.finish().into_iter();
+        pieces.all(|piece| self.sender.blocking_send(Made::Piece(piece)).is_ok())
+            && self.sender.blocking_send(Made::End(rows)).is_ok()
+    }
 }
 
 /// The run of log terms of these consecutive blocks.
@@ -192,30 +326,83 @@ fn build_run(blocks: &[&EncodedBlock]) -> Result<Option<BuiltRun>> {
     terms.finish().map(Some)
 }
 
+/// A block and what its rows are made of.
+struct Block<'a> {
+    block: &'a RawBlock,
+    parts: &'a BlockParts,
+    /// Whether rows of transactions have the columns of [`TxDetails`].
+    with_details: bool,
+}
+
 impl EncodedBlock {
+    /// What its rows are made of, made now if it wasn't before.
+    fn parts(
+        &self,
+        layout: &dyn BlockLayout,
+        packer: &mut Packer,
+        inline_max_bytes: Option<u64>,
+        large: &mut Vec<Bytes>,
+    ) -> Result<&BlockParts> {
+        if let Some(parts) = self.parts.get() {
+            return Ok(parts);
+        }
+        let parts =
+            BlockParts::new(&self.block, layout.slices(&self.block), packer, inline_max_bytes, large)?;
+        Ok(self.parts.get_or_init(|| parts))
+    }
+}
+
+impl BlockParts {
     fn new(
-        block: RawBlock,
-        slices: Option<Slices>,
+        block: &RawBlock,
+        mut slices: Option<Slices>,
         packer: &mut Packer,
         inline_max_bytes: Option<u64>,
         large: &mut Vec<Bytes>,
     ) -> Result<Self> {
-        // What the index can't tell apart must not be stored, whatever this block has to be found by.
-        RunKind::TxId.position(block.facts.height, block.facts.tx_count.saturating_sub(1))?;
-        let cut = slices.as_ref().and_then(|slices| layout::cut(&block, slices));
+        let whole = slices
+            .as_mut()
+            .map(|slices| keep_what_has_no_place(block, slices, inline_max_bytes))
+            .unwrap_or_default();
+        let cut = slices.as_ref().and_then(|slices| layout::cut(block, slices));
         let mut pack = |bytes: &[u8]| if bytes.is_empty() { Ok(None) } else { packer.pack(bytes).map(Some) };
         let (body, receipts, layout) = match &cut {
             Some(cut) => (pack(&cut.body_skeleton)?, pack(&cut.receipts_skeleton)?, pack(&cut.layout)?),
             None => (pack(&block.body)?, pack(&block.receipts)?, None),
         };
-        let extras = pack(&block.extras)?;
+        let is_result =
+            cut.is_some() && slices.as_ref().is_some_and(|slices| slices.execution_result.is_some());
+        let extras = if is_result { None } else { pack(&block.extras)? };
         let traces = block.traces.as_ref().map(|traces| packer.pack(traces)).transpose()?;
         let pieces = match (cut, slices) {
-            (Some(cut), Some(slices)) => Some(pieces(&block, cut, slices, inline_max_bytes, large)),
+            (Some(cut), Some(slices)) => Some(pieces(block, cut, slices, &whole, inline_max_bytes, large)),
             _ => None,
         };
-        Ok(EncodedBlock { block, pieces, body, receipts, layout, extras, traces })
+        Ok(BlockParts { pieces, body, receipts, layout, extras, traces })
     }
+}
+
+/// Leaves in the body what the columns can't take: scripts that are no text for PostgreSQL, and arguments that are too long for a row. Returns the
+/// transactions whose arguments stay there.
+fn keep_what_has_no_place(
+    block: &RawBlock,
+    slices: &mut Slices,
+    inline_max_bytes: Option<u64>,
+) -> BTreeSet<u32> {
+    let mut argument_bytes: BTreeMap<u32, u64> = BTreeMap::new();
+    for part in slices.parts.iter().filter(|part| part.kind == PartKind::Argument) {
+        *argument_bytes.entry(part.tx_index).or_default() += part.range.len() as u64;
+    }
+    argument_bytes.retain(|_, bytes| inline_max_bytes.is_some_and(|max| *bytes > max));
+    let long: BTreeSet<u32> = argument_bytes.into_keys().collect();
+    slices.parts.retain(|part| match part.kind {
+        PartKind::Script => block
+            .body
+            .get(part.range.clone())
+            .is_some_and(|bytes| std::str::from_utf8(bytes).is_ok() && !bytes.contains(&0)),
+        PartKind::Argument => !long.contains(&part.tx_index),
+    });
+    long
 }
 
 /// The cut's pieces as handles on the block's own bytes; those that are too long are set apart.
@@ -223,11 +410,11 @@ fn pieces(
     block: &RawBlock,
     cut: Cut<'_>,
     slices: Slices,
+    whole_arguments: &BTreeSet<u32>,
     inline_max_bytes: Option<u64>,
     large: &mut Vec<Bytes>,
 ) -> Pieces {
-    let mut piece = |whole: &Bytes, part: &[u8]| {
-        let bytes = whole.slice_ref(part);
+    let mut piece = |bytes: Bytes| {
         if inline_max_bytes.is_some_and(|max| bytes.len() as u64 > max) {
             large.push(bytes);
             Piece::Object(large.len() - 1)
@@ -235,11 +422,17 @@ fn pieces(
             Piece::Inline(bytes)
         }
     };
-    let transactions = cut
-        .transactions
-        .into_iter()
-        .map(|tx| TxPiece {
-            body: piece(&block.body, tx.body),
+    let has_arguments = |index| !slices.details.is_empty() && !whole_arguments.contains(&index);
+    let transactions = (0u32..)
+        .zip(cut.transactions)
+        .map(|(index, tx)| TxPiece {
+            body: match tx.body {
+                Cow::Borrowed(part) => piece(block.body.slice_ref(part)),
+                Cow::Owned(own) => piece(own.into()),
+            },
+            script: tx.script.map(|script| (script_hash(script), block.body.slice_ref(script))),
+            arguments: has_arguments(index)
+                .then(|| tx.arguments.iter().map(|argument| block.body.slice_ref(argument)).collect()),
             result: tx.result,
             event_count: tx.event_count,
         })
@@ -247,9 +440,20 @@ fn pieces(
     let events = cut
         .events
         .into_iter()
-        .map(|event| EventPiece { tx_index: event.tx_index, payload: piece(&block.receipts, event.payload) })
+        .map(|event| EventPiece {
+            tx_index: event.tx_index,
+            payload: piece(block.receipts.slice_ref(event.payload)),
+        })
         .collect();
-    Pieces { transactions, events, evm_lookups: slices.evm_lookups }
+    let execution_result = slices.execution_result.map(|id| (id, piece(block.extras.clone())));
+    Pieces {
+        transactions,
+        events,
+        evm_lookups: slices.evm_lookups,
+        details: slices.details,
+        collections: slices.collections,
+        execution_result,
+    }
 }
 
 /// The tables that blocks' rows go to.
@@ -258,19 +462,23 @@ enum Table {
     Blocks,
     Transactions,
     Events,
+    Collections,
+    ExecutionResults,
     BlockLookup,
     TxLookup,
     EvmLookup,
 }
 
 impl Table {
-    const IN_ORDER: [Table; 6] = [
-        Table::Blocks,
-        Table::Transactions,
+    /// The order after transactions, which come first: blocks are cut while they are sent.
+    const AFTER_TRANSACTIONS: [Table; 7] = [
         Table::Events,
+        Table::Collections,
+        Table::ExecutionResults,
         Table::BlockLookup,
         Table::TxLookup,
         Table::EvmLookup,
+        Table::Blocks,
     ];
 
     const fn name(self) -> &'static str {
@@ -278,6 +486,8 @@ impl Table {
             Table::Blocks => "blocks",
             Table::Transactions => "transactions",
             Table::Events => "events",
+            Table::Collections => "collections",
+            Table::ExecutionResults => "execution_results",
             Table::BlockLookup => "block_lookup",
             Table::TxLookup => "tx_lookup",
             Table::EvmLookup => "evm_lookup",
@@ -285,16 +495,22 @@ impl Table {
     }
 
     /// In the order in which rows have them.
-    const fn columns(self) -> &'static str {
+    const fn columns(self, with_details: bool) -> &'static str {
         match self {
             Table::Blocks => {
                 "height, timestamp_ms, tx_count, event_count, unverified, body_bytes, receipts_bytes, \
                  extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces"
             }
+            Table::Transactions if with_details => {
+                "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                 payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, computation"
+            }
             Table::Transactions => {
                 "block_height, transaction_index, event_count, status, id, sender, body, result, \
                  payload_hash, payload_ref"
             }
+            Table::Collections => "block_height, collection_index, transaction_count, id",
+            Table::ExecutionResults => "block_height, id, block_id, payload, payload_hash, payload_ref",
             Table::Events => {
                 "block_height, event_index, transaction_index, transaction_id, payload, payload_hash, payload_ref"
             }
@@ -304,25 +520,47 @@ impl Table {
         }
     }
 
-    /// The rows of these blocks, sorted by the table's key: neighbours land on the same page of its index, and ascending heights at its end.
-    fn rows(self, blocks: &[&EncodedBlock], objects: &[PayloadRef]) -> CopyBuf {
-        let mut rows = CopyBuf::new();
+    /// Sends the rows of these blocks, sorted by the table's key: neighbours land on the same page of its index, and ascending heights at its end.
+    /// `false` where nobody listens.
+    fn rows(self, rows: &mut Rows<'_>, blocks: &[Block<'_>], objects: &[PayloadRef]) -> bool {
         match self {
-            Table::Blocks => blocks.iter().for_each(|encoded| block_row(&mut rows, encoded)),
-            Table::Transactions => {
-                blocks.iter().for_each(|encoded| transaction_rows(&mut rows, encoded, objects));
+            Table::Blocks => blocks.iter().all(|block| {
+                block_row(rows.buf(), block);
+                rows.send_full()
+            }),
+            Table::Transactions => blocks.iter().all(|block| {
+                transaction_rows(rows.buf(), block, objects);
+                rows.send_full()
+            }),
+            Table::Events => blocks.iter().all(|block| {
+                event_rows(rows.buf(), block, objects);
+                rows.send_full()
+            }),
+            Table::Collections => blocks.iter().all(|block| {
+                collection_rows(rows.buf(), block);
+                rows.send_full()
+            }),
+            Table::ExecutionResults => blocks.iter().all(|block| {
+                execution_result_row(rows.buf(), block, objects);
+                rows.send_full()
+            }),
+            Table::BlockLookup => {
+                block_lookup_rows(rows.buf(), blocks);
+                rows.send_full()
             }
-            Table::Events => blocks.iter().for_each(|encoded| event_rows(&mut rows, encoded, objects)),
-            Table::BlockLookup => block_lookup_rows(&mut rows, blocks),
-            Table::TxLookup => tx_lookup_rows(&mut rows, blocks),
-            Table::EvmLookup => evm_lookup_rows(&mut rows, blocks),
+            Table::TxLookup => {
+                tx_lookup_rows(rows.buf(), blocks);
+                rows.send_full()
+            }
+            Table::EvmLookup => {
+                evm_lookup_rows(rows.buf(), blocks);
+                rows.send_full()
+            }
         }
-        rows
     }
 }
 
-fn block_row(rows: &mut CopyBuf, encoded: &EncodedBlock) {
-    let block = &encoded.block;
+fn block_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>) {
     let facts = &block.facts;
     rows.row(17)
         .i64(sql(facts.height))
@@ -337,22 +575,25 @@ fn block_row(rows: &mut CopyBuf, encoded: &EncodedBlock) {
         .bytea(&facts.id.0)
         .bytea(&facts.parent_id.0)
         .bytea(&block.header)
-        .bytea_opt(encoded.body.as_deref())
-        .bytea_opt(encoded.receipts.as_deref())
-        .bytea_opt(encoded.layout.as_deref())
-        .bytea_opt(encoded.extras.as_deref())
-        .bytea_opt(encoded.traces.as_deref());
+        .bytea_opt(parts.body.as_deref())
+        .bytea_opt(parts.receipts.as_deref())
+        .bytea_opt(parts.layout.as_deref())
+        .bytea_opt(parts.extras.as_deref())
+        .bytea_opt(parts.traces.as_deref());
 }
 
-fn transaction_rows(rows: &mut CopyBuf, encoded: &EncodedBlock, objects: &[PayloadRef]) {
-    let block = &encoded.block;
+fn transaction_rows(
+    rows: &mut CopyBuf,
+    Block { block, parts, with_details }: &Block<'_>,
+    objects: &[PayloadRef],
+) {
     let height = sql(block.facts.height);
     let mut order: Vec<usize> = (0..block.transactions.len()).collect();
     order.sort_unstable_by_key(|index| (block.transactions[*index].id, *index));
     for index in order {
         let facts = &block.transactions[index];
-        let piece = encoded.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
-        let row = rows.row(10);
+        let piece = parts.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
+        let row = rows.row(if *with_details { 17 } else { 10 });
         row.i64(height)
             .i64(index as i64)
             .i64(piece.map_or(0, |piece| i64::from(piece.event_count)))
@@ -367,12 +608,55 @@ fn transaction_rows(rows: &mut CopyBuf, encoded: &EncodedBlock, objects: &[Paylo
                 reference(row, &piece.body, objects)
             }
         };
+        if *with_details {
+            let details = parts.pieces.as_ref().and_then(|pieces| pieces.details.get(index));
+            detail_columns(row, piece, details);
+        }
     }
 }
 
-fn event_rows(rows: &mut CopyBuf, encoded: &EncodedBlock, objects: &[PayloadRef]) {
-    let Some(pieces) = &encoded.pieces else { return };
-    let block = &encoded.block;
+/// The columns of a transaction that other chains don't have.
+fn detail_columns(row: &mut CopyBuf, piece: Option<&TxPiece>, details: Option<&TxDetails>) {
+    row.bytea_opt(piece.and_then(|piece| piece.script.as_ref()).map(|(hash, _)| &hash[..]));
+    match piece.and_then(|piece| piece.arguments.as_ref()) {
+        Some(arguments) => row.bytea_array(arguments),
+        None => row.null(),
+    };
+    match details {
+        None => row.null().null().null().null().null(),
+        Some(details) => row
+            .bytea(&details.proposer)
+            .bytea(&details.payer)
+            .bytea_array(&details.authorizers)
+            .text_opt(details.error.as_deref().map(without_nul).as_deref())
+            .i64(i64::try_from(details.computation).unwrap_or(i64::MAX)),
+    };
+}
+
+fn collection_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>) {
+    let Some(pieces) = &parts.pieces else { return };
+    let mut order: Vec<(usize, &Collection)> = pieces.collections.iter().enumerate().collect();
+    order.sort_unstable_by_key(|(index, collection)| (collection.id, *index));
+    for (index, collection) in order {
+        rows.row(4)
+            .i64(sql(block.facts.height))
+            .i64(index as i64)
+            .i64(i64::from(collection.tx_count))
+            .bytea(&collection.id);
+    }
+}
+
+fn execution_result_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
+    let result = parts.pieces.as_ref().and_then(|pieces| pieces.execution_result.as_ref());
+    let Some((id, payload)) = result else { return };
+    let row = rows.row(6);
+    row.i64(sql(block.facts.height)).bytea(id).bytea(&block.facts.id.0);
+    inline(row, payload);
+    reference(row, payload, objects);
+}
+
+fn event_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
+    let Some(pieces) = &parts.pieces else { return };
     let id = |event: &EventPiece| {
         block.transactions.get(event.tx_index as usize).map(|tx| tx.id).unwrap_or_default()
     };
@@ -387,8 +671,8 @@ fn event_rows(rows: &mut CopyBuf, encoded: &EncodedBlock, objects: &[PayloadRef]
     }
 }
 
-fn block_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
-    let mut ids: Vec<&RawBlock> = blocks.iter().map(|encoded| &encoded.block).collect();
+fn block_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
+    let mut ids: Vec<&RawBlock> = blocks.iter().map(|block| block.block).collect();
     ids.sort_unstable_by_key(|block| block.facts.id);
     for block in ids {
         rows.row(3)
@@ -398,11 +682,11 @@ fn block_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
     }
 }
 
-fn tx_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
+fn tx_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
     let mut txs: Vec<(&[u8; 32], &RawBlock, usize)> = blocks
         .iter()
-        .flat_map(|encoded| {
-            let block = &encoded.block;
+        .flat_map(|row| {
+            let block = row.block;
             block.transactions.iter().enumerate().map(move |(index, tx)| (&tx.id.0, block, index))
         })
         .collect();
@@ -417,10 +701,10 @@ fn tx_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
     }
 }
 
-fn evm_lookup_rows(rows: &mut CopyBuf, blocks: &[&EncodedBlock]) {
+fn evm_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
     let mut evm: Vec<(&EvmLookup, &RawBlock)> = blocks
         .iter()
-        .filter_map(|encoded| Some((encoded.pieces.as_ref()?, &encoded.block)))
+        .filter_map(|Block { block, parts, .. }| Some((parts.pieces.as_ref()?, *block)))
         .flat_map(|(pieces, block)| pieces.evm_lookups.iter().map(move |lookup| (lookup, block)))
         .collect();
     evm.sort_unstable_by_key(|(lookup, block)| (lookup.evm_hash, block.facts.height, lookup.evm_index));

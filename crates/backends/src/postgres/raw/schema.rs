@@ -6,5 +6,7 @@ use crate::postgres::Migration;
 pub(super) const SCHEMA: &str = "raw";
 
 /// In order; never changed once released.
-pub(super) const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "raw tables", sql: include_str!("0001.sql") }];
+pub(super) const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "raw tables", sql: include_str!("0001.sql") },
+    Migration { version: 2, name: "cheaper rows, and Flow's columns", sql: include_str!("0002.sql") },
+];

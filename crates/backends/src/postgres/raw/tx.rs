@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use cairn_core::HeightRange;
 use cairn_store::memory::CommitHook;
 use cairn_store::{Result, StoreError};
@@ -12,7 +13,7 @@ use tokio_postgres::Row;
 
 use super::{Shared, schema};
 use crate::postgres::error::Failure;
-use crate::postgres::pool::Param;
+use crate::postgres::pool::{CopyIn, Param};
 use crate::postgres::{CopyBuf, Isolation, Partitions, PgConn};
 
 /// How often a verb is run again at once where it lost against another writer.
@@ -86,23 +87,44 @@ impl Tx {
         }
     }
 
-    /// Sends rows of `heights` to a table: straight to the partition where one holds all of them, which saves the server from looking for
+    /// Begins to send rows of `heights` to a table: straight to the partition where one holds all of them, which saves the server from looking for
     /// the partition of each row.
-    pub(super) async fn copy_heights(
+    pub(super) async fn begin_copy_heights(
         &self,
         table: &'static str,
         columns: &'static str,
         heights: HeightRange,
-        rows: CopyBuf,
-    ) -> Result<()> {
+    ) -> Result<HeightsCopy<'_>> {
+        self.step()?;
         let partition = self.partitions.holding(table, heights);
         let name = partition.as_deref().unwrap_or(table);
         let sql = format!("COPY {}.{name} ({columns}) FROM STDIN (FORMAT binary)", schema::SCHEMA);
-        let copied = self.copy_in(&sql, rows).await;
-        if copied.is_err() && partition.is_some() && self.conn.failure() == Some(Failure::NoTable) {
+        let begun = self.conn.begin_copy(&sql).await;
+        if begun.is_err() && partition.is_some() && self.conn.failure() == Some(Failure::NoTable) {
             self.partition_gone.store(true, Ordering::Relaxed);
         }
-        copied
+        Ok(HeightsCopy { table, copy: begun? })
+    }
+}
+
+/// Rows on their way to a table.
+pub(super) struct HeightsCopy<'a> {
+    table: &'static str,
+    copy: CopyIn<'a>,
+}
+
+impl HeightsCopy<'_> {
+    pub(super) async fn send(&mut self, piece: Bytes) -> Result<()> {
+        self.copy.send(piece).await
+    }
+
+    /// Ends it; it must have taken so many rows.
+    pub(super) async fn finish(self, rows: u64) -> Result<()> {
+        let taken = self.copy.finish().await?;
+        if taken == rows {
+            return Ok(());
+        }
+        Err(StoreError::Database(format!("{taken} of {rows} rows of {} were taken", self.table)))
     }
 }
 

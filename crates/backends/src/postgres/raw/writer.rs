@@ -65,6 +65,7 @@ impl RawWriter for PgRawStore {
         if head.row.tip.is_none_or(|tip| encoded.first().facts.height <= tip.height.next()) {
             shared.partitions.ensure(&shared.pool, encoded.heights()).await?;
         }
+        shared.store_scripts(&encoded).await?;
         let mut batch = Arc::new(encoded);
         for tries in 1.. {
             batch = shared.upload(batch).await?;
@@ -432,9 +433,13 @@ async fn prune(tx: &Tx, fence: Fence, keep_heights: u64, max_blocks: u64) -> Res
         reorgs.push(row.try_get::<_, i64>(0).map_err(db)?);
         ids.push(row.try_get::<_, &[u8]>(1).map_err(db)?);
     }
-    for (table, block_id) in
-        [("orphan_events", "block_id"), ("orphan_transactions", "block_id"), ("orphan_blocks", "id")]
-    {
+    for (table, block_id) in [
+        ("orphan_events", "block_id"),
+        ("orphan_transactions", "block_id"),
+        ("orphan_collections", "of_block"),
+        ("orphan_execution_results", "block_id"),
+        ("orphan_blocks", "id"),
+    ] {
         let delete = format!(
             "DELETE FROM raw.{table} o USING unnest($1::bigint[], $2::bytea[]) AS g (reorg_id, id) \
              WHERE o.reorg_id = g.reorg_id AND o.{block_id} = g.id"
