@@ -42,6 +42,7 @@ const FOREIGN_ENV: &[&str] = &[
     "http",
     "payload_seeds",
     "test_crash_dir",
+    "test_jobs",
     "test_pg_url",
     "test_s3_url",
     "write_golden",

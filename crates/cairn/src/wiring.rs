@@ -8,10 +8,10 @@ use bytes::Bytes;
 use cairn_core::{ChainId, Height};
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_flow::Network;
-use cairn_source::ChainSource;
 use cairn_source::evm::rpc::{RpcConfig, RpcSource};
 use cairn_source::flow::FlowSource;
 use cairn_source::verify::{Verified, VerifyOptions};
+use cairn_source::{ChainSource, SourceError};
 use cairn_store::StoreInfo;
 use url::Url;
 
@@ -63,7 +63,14 @@ pub async fn connect(config: &Config) -> anyhow::Result<Nodes> {
 /// Connects to the access nodes. Their source checks by itself.
 pub async fn connect_flow(config: &Config, network: Network) -> anyhow::Result<FlowSource> {
     let source = config.chain.flow_source(network, config.ingest.max_reorg_depth)?;
-    FlowSource::connect(source).await.context("can't use the access node")
+    FlowSource::connect(source).await.map_err(|error| match error {
+        SourceError::WrongChain { endpoint, found, expected } => anyhow::anyhow!(
+            "{endpoint} serves {}, expected {}; set chain.network (--network), or remove the node",
+            Chain::name_of(found),
+            Chain::name_of(expected)
+        ),
+        error => anyhow::Error::from(error).context("can't use the access node"),
+    })
 }
 
 async fn connect_evm(config: &Config) -> anyhow::Result<RpcSource> {
