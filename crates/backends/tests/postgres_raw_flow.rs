@@ -1,0 +1,246 @@
+//! Flow blocks in rows: collections, execution results, scripts by hash, and what transactions say; put together again byte for byte.
+#![cfg(feature = "postgres-raw")]
+
+#[path = "support/pg.rs"]
+mod pg;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cairn_backends::postgres::raw::PartitionSizes;
+use cairn_backends::postgres::{PgPool, PgRawOptions, PgRawStore};
+use cairn_core::{ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
+use cairn_flow::proto::TransactionResult;
+use cairn_flow::{FlowLayout, Network, assemble};
+use cairn_flow_node::Draft;
+use cairn_store::suite::blocks::as_stored;
+use cairn_store::{
+    AppendBatch, MemoryPayloads, PurgeProgress, RawDump, RawFiller, RawReader, RawWriter, Rollback, StoreInfo,
+};
+
+const INLINE_MAX_BYTES: u64 = 200;
+
+fn info() -> StoreInfo {
+    StoreInfo { uuid: [7; 16], chain_id: ChainId(747), chain_config: Default::default() }
+}
+
+fn options(db: &pg::TestDb) -> PgRawOptions {
+    PgRawOptions {
+        layout: Arc::new(FlowLayout::new(Network::Emulator)),
+        partitions: PartitionSizes::all(20),
+        payload_inline_max_bytes: INLINE_MAX_BYTES,
+        ..PgRawOptions::with(db.options())
+    }
+}
+
+fn batch(blocks: &[RawBlock]) -> AppendBatch {
+    AppendBatch { blocks: blocks.to_vec(), ..AppendBatch::default() }
+}
+
+/// A block whose transactions have whatever a transaction may have. `fork` tells blocks of one height apart.
+fn block(height: u64, fork: u8, parent_fork: u8) -> RawBlock {
+    let mut draft = Draft::new(height, &[3, 0, 4][..(height % 4).min(3) as usize], (height % 3) as u32);
+    // A collection without a transaction is no block that a node gives.
+    draft.block.collection_guarantees.retain(|guarantee| guarantee.collection_id[0] != 0xc1);
+    let id = |height: u64, fork: u8| {
+        let mut id = vec![height as u8; 32];
+        id[0] = fork;
+        Bytes::from(id)
+    };
+    draft.block.id = id(height, fork);
+    draft.block.parent_id = id(height.wrapping_sub(1), parent_fork);
+    let shared = "transaction(a: Int, b: String) { prepare(signer: auth(Storage) &Account) {} }";
+    for (index, (tx, result)) in draft.transactions.iter_mut().enumerate() {
+        result.block_id = id(height, fork);
+        if result.collection_id.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        tx.script = match index % 5 {
+            0 | 1 => shared.into(),
+            2 => Bytes::from_static(&[0xff, 0xfe, 0]),
+            3 => "has a \0 in it".into(),
+            _ => Bytes::new(),
+        };
+        tx.arguments = (0..index % 4).map(|n| format!(r#"{{"type":"Int","value":"{n}"}}"#).into()).collect();
+        if index == 1 {
+            tx.arguments.push(vec![b'x'; 2 * INLINE_MAX_BYTES as usize].into());
+        }
+        tx.authorizers = (0..index % 3).map(|n| Bytes::from(vec![n as u8 + 1; 8])).collect();
+        if index == 2 {
+            result.status_code = 1;
+            result.error_message = "[Error Code: 1101] \0 panic".into();
+        }
+        result.computation_usage = 100 + index as u64;
+        // Ids come from the transaction's bytes, and a result names its own.
+        let tx_id = cairn_flow::id::transaction_id(tx);
+        *result =
+            TransactionResult { transaction_id: Bytes::copy_from_slice(tx_id.as_bytes()), ..result.clone() };
+        for event in &mut result.events {
+            event.transaction_id = result.transaction_id.clone();
+        }
+    }
+    match draft.execution_result.as_mut().filter(|_| height % 5 != 4) {
+        Some(result) => {
+            result.block_id = id(height, fork);
+            result.previous_result_id = vec![height as u8; 20 * (height % 20) as usize].into();
+        }
+        None => draft.execution_result = None,
+    }
+    assemble(&draft.parts()).expect("is whole")
+}
+
+fn chain(to: u64) -> Vec<RawBlock> {
+    (0..to).map(|height| block(height, 0, 0)).collect()
+}
+
+async fn number(pool: &PgPool, query: &str) -> i64 {
+    let row = pool.get().await.expect("connects").query_one(query, &[]).await.expect("answers");
+    row.try_get(0).expect("a number")
+}
+
+async fn begun(options: PgRawOptions) -> PgRawStore {
+    let store = PgRawStore::open(options, None).await.expect("opens");
+    store.init(info()).await.expect("init");
+    store
+}
+
+async fn assert_reads(store: &PgRawStore, blocks: &[RawBlock]) {
+    let snapshot = store.snapshot().await.expect("reads");
+    for block in blocks {
+        let height = block.facts.height;
+        let found = snapshot.block(height, Parts::all()).await.expect("reads").expect("is there");
+        assert_eq!(found, as_stored(block, Parts::all()), "{height}");
+        for parts in [Parts::HEADER, Parts::BODY, Parts::RECEIPTS, Parts::EXTRAS, Parts::TRANSACTIONS] {
+            let found = snapshot.block(height, parts).await.expect("reads").expect("is there");
+            assert_eq!(found, as_stored(block, parts), "{height} {parts:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn flow_blocks_stand_in_their_tables_and_come_back() {
+    let Some(db) = pg::database().await else { return };
+    let store = begun(options(&db)).await;
+    let blocks = chain(45);
+    let fence = store.acquire().await.expect("acquire").fence;
+    for part in blocks.chunks(10) {
+        store.append(fence, batch(part)).await.expect("appends");
+        // An answer that was lost.
+        store.append(fence, batch(part)).await.expect("is the same");
+    }
+    assert_reads(&store, &blocks).await;
+    let pool = store.pool();
+    let txs: usize = blocks.iter().map(|block| block.transactions.len()).sum();
+    assert_eq!(number(pool, "SELECT count(*) FROM raw.transactions").await, txs as i64);
+    let collections = "SELECT count(*) FROM raw.collections WHERE (block_height, collection_index, transaction_count, id) IN ";
+    let third = format!(
+        "{collections} ((3, 0, 3, decode(repeat('c0', 32), 'hex')), (3, 1, 4, decode(repeat('c2', 32), 'hex')))"
+    );
+    assert_eq!(number(pool, &third).await, 2);
+    assert_eq!(number(pool, "SELECT count(*) FROM raw.collections WHERE block_height = 4").await, 0);
+    // One without, of five.
+    assert_eq!(number(pool, "SELECT count(*) FROM raw.execution_results").await, 36);
+    let elsewhere = "SELECT count(*) FROM raw.blocks b LEFT JOIN raw.execution_results r ON r.block_height = b.height \
+                     AND r.block_id = b.id WHERE (b.extras IS NOT NULL) OR (r.id IS NULL) <> (b.height % 5 = 4)";
+    assert_eq!(number(pool, elsewhere).await, 0, "extras stand once");
+    // The shared one and that of the system; two can't be text, and the empty one is not there.
+    assert_eq!(number(pool, "SELECT count(*) FROM raw.scripts").await, 2);
+    let named = "SELECT count(*) FROM raw.transactions t JOIN raw.scripts s ON s.script_hash = t.script_hash \
+                 WHERE s.script_hash <> sha256(convert_to(s.script_text, 'UTF8')) OR position(convert_to('signer', 'UTF8') IN t.body) > 0";
+    assert_eq!(number(pool, named).await, 0, "a script stands once");
+    let second = "SELECT count(*) FROM raw.transactions WHERE block_height = 3 AND transaction_index = 2 AND script_hash IS NULL \
+                  AND arguments = ARRAY[convert_to('{\"type\":\"Int\",\"value\":\"0\"}', 'UTF8'), convert_to('{\"type\":\"Int\",\"value\":\"1\"}', 'UTF8')] \
+                  AND proposer = '\\x0000000000000009' AND payer = proposer AND authorizers = '{\"\\\\x0101010101010101\",\"\\\\x0202020202020202\"}' \
+                  AND status = 0 AND error LIKE '[Error Code: 1101]%panic' AND computation = 102";
+    assert_eq!(number(pool, second).await, 1);
+    // The same as where blocks stay whole.
+    let Some(other) = pg::database().await else { return };
+    let whole =
+        begun(PgRawOptions { partitions: PartitionSizes::all(20), ..PgRawOptions::with(other.options()) })
+            .await;
+    let fence = whole.acquire().await.expect("acquire").fence;
+    whole.append(fence, batch(&blocks)).await.expect("appends");
+    let dump = whole.dump().await.expect("dumps");
+    assert_eq!(store.dump().await.expect("dumps").first_difference(&dump), None);
+}
+
+#[tokio::test]
+async fn a_block_that_leaves_the_chain_takes_its_rows_along_and_stays_readable() {
+    let Some(db) = pg::database().await else { return };
+    let payloads = Arc::new(MemoryPayloads::new(Arc::new(SystemClock)));
+    let store = PgRawStore::open_with_payloads(options(&db), None, payloads).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let blocks = chain(34);
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.append(fence, batch(&blocks)).await.expect("appends");
+    assert_reads(&store, &blocks).await;
+    let pool = store.pool();
+    let scripts = number(pool, "SELECT count(*) FROM raw.scripts").await;
+    assert!(
+        number(pool, "SELECT count(*) FROM raw.execution_results WHERE payload_ref IS NOT NULL").await > 0
+    );
+    assert!(
+        number(
+            pool,
+            "SELECT count(*) FROM raw.transactions WHERE arguments IS NULL AND payload_ref IS NOT NULL"
+        )
+        .await
+            > 0
+    );
+    let common = blocks[25].block_ref();
+    let rollback = Rollback { common, max_depth: 100, decided_at_ms: 1 };
+    let entry = store.rollback(fence, rollback).await.expect("rolls back");
+    while store.purge_step(fence, 3).await.expect("purges") != PurgeProgress::Done {}
+    for table in ["collections", "execution_results", "transactions", "events"] {
+        let left = format!("SELECT count(*) FROM raw.{table} WHERE block_height > 25");
+        assert_eq!(number(pool, &left).await, 0, "{table}");
+    }
+    assert_eq!(number(pool, "SELECT count(*) FROM raw.scripts").await, scripts);
+    assert!(number(pool, "SELECT count(*) FROM raw.orphan_collections").await > 0);
+    assert!(number(pool, "SELECT count(*) FROM raw.orphan_execution_results").await > 0);
+    for block in &blocks[26..] {
+        let found =
+            store.snapshot().await.expect("reads").orphan(entry.id, block.facts.id, Parts::all()).await;
+        assert_eq!(found.expect("reads").expect("is there"), as_stored(block, Parts::all()));
+    }
+    let mut fork: Vec<RawBlock> = vec![block(26, 9, 0)];
+    fork.extend((27..60).map(|height| block(height, 9, 9)));
+    store.append(fence, batch(&fork)).await.expect("appends");
+    assert_reads(&store, &[&blocks[..26], &fork[..]].concat()).await;
+    while store.prune_orphans(fence, 10, 4).await.expect("prunes") > 0 {}
+    for table in ["orphan_collections", "orphan_execution_results", "orphan_transactions"] {
+        assert_eq!(number(pool, &format!("SELECT count(*) FROM raw.{table}")).await, 0, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn filled_blocks_have_their_rows_and_repair_puts_lost_ones_again() {
+    let Some(db) = pg::database().await else { return };
+    let store = begun(options(&db)).await;
+    let blocks = chain(30);
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.append(fence, batch(&blocks[..10])).await.expect("appends");
+    let lease = store.claim_range("w", 60_000, 30, Height(30)).await.expect("claims").expect("a range");
+    assert_eq!(lease.range, HeightRange::new(Height(10), Height(30)));
+    store.fill(&lease, blocks[10..].to_vec(), 60_000).await.expect("fills");
+    store.append(fence, batch(&blocks[10..])).await.expect("passes over what is filled");
+    assert_reads(&store, &blocks).await;
+    for statement in [
+        "DELETE FROM raw.scripts",
+        "DELETE FROM raw.execution_results WHERE block_height = 12",
+        "DELETE FROM raw.collections WHERE block_height = 13",
+        "UPDATE raw.transactions SET arguments = NULL WHERE block_height = 11",
+    ] {
+        db.sql(statement).await;
+    }
+    let snapshot = store.snapshot().await.expect("reads");
+    assert!(snapshot.block(Height(12), Parts::EXTRAS).await.is_err());
+    assert!(snapshot.block(Height(11), Parts::BODY).await.is_err());
+    drop(snapshot);
+    for block in &blocks {
+        store.repair_block(block.clone()).await.expect("repairs");
+    }
+    assert_reads(&store, &blocks).await;
+    let third = "SELECT count(*) FROM raw.collections WHERE block_height = 13";
+    assert_eq!(number(store.pool(), third).await, 1);
+}
