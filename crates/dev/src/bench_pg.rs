@@ -48,7 +48,7 @@ pub async fn describe(server: &str) -> Result<()> {
         .query_one(
             "SELECT current_setting('server_version'), (SELECT string_agg(name || '=' || current_setting(name), ' ' \
              ORDER BY name) FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', \
-             'shared_buffers', 'max_wal_size', 'wal_level'))",
+             'shared_buffers', 'max_wal_size', 'checkpoint_timeout', 'wal_level', 'huge_pages'))",
             &[],
         )
         .await?;

@@ -1,14 +1,17 @@
 //! `./dev bench postgres`: what writing to PostgreSQL costs against a bare binary COPY of the same bytes, and what a page of a list costs.
 //!
-//! **Raw.** Blocks of a pre-signed EVM chain are made and checked in memory first. Then the real store appends them, in batches of the ingester's
-//! own size, one transaction each: what is timed is [`RawWriter::append`] from beginning to end (checking the batch, cutting, compressing and encoding it, the head's lock,
-//! every table and index, the commit). Afterwards every row that the appends wrote (blocks, transactions, events, lookups, index pages) is read back in the binary COPY
+//! **Raw.** Blocks of a pre-signed EVM chain are made and checked in memory first. Then the real store takes them in one of the two ways in which the ingester writes, in batches
+//! of its own size, one transaction each. As a backfill: [`FILL_WORKERS`] ranges at once (`ingest.fill_workers`), each by [`RawFiller::fill`] under its lease, and after
+//! each of them [`RawFiller::advance`]; timed from the first claim until the head has passed them all. In order (`…_in_order`): [`RawWriter::append`], one after the other. All of it
+//! counts (checking the batch, cutting, compressing and encoding it, leases and the head's lock, every table and index, the commits). Afterwards every row that was written (blocks, transactions, events, lookups, index pages) is read back in the binary COPY
 //! format, and sent again to plain tables of the same columns without key or index: one statement and one transaction a table, nothing encoded while the clock runs. `raw_vs_copy`
-//! is the second time by the first: same bytes, same server, same run. The bare COPY is done three times into empty tables; the median counts.
-//! `raw_vs_copy_backfill`: the same with `backfill` on, in which a partition has its keys alone until it is full.
+//! is the second time by the first: same bytes, same server, same run. Both are done three times, the first each time in a new database, the bare COPY
+//! into empty tables; medians count. The bare COPY is one connection's; a server has one process for each connection, and in order a store has one too.
+//! `raw_vs_copy_backfill`: ranges at once, with `backfill` on, in which a partition has its keys alone until it is full.
 //!
 //! **Raw with EVM lookups.** The same once more in a new database whose `evm_lookup` and `tx_lookup` hold 20 million rows each, and with a row of `evm_lookup` for each transaction:
-//! `raw_vs_copy_evm_lookup`.
+//! `raw_vs_copy_evm_lookup`. Once, since filling takes minutes. A server that wrote those rows has the pages of their keys in its memory, as far as they
+//! fit; here, where the keys were built at once, they are read into it before.
 //!
 //! **Indexes and ON CONFLICT.** The same rows of a table into an empty copy of it with one index each; and through a temporary table and `INSERT … ON CONFLICT DO NOTHING`,
 //! which the store does not use: the head's lock makes it needless. Figures are times the bare COPY.
@@ -25,12 +28,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgPool, PgRawOptions, PgRawStore};
-use cairn_core::{BlockLayout, EvmLookup, Height, HeightRange, RawBlock, Slices};
+use cairn_core::{BlockLayout, EvmLookup, Fence, Height, HeightRange, RawBlock, Slices};
 use cairn_evm::EvmLayout;
 use cairn_source::ChainSource;
 use cairn_source::evm::synthetic::{PresignOptions, PresignedSource};
 use cairn_store::derived::{Coordinator, DerivedReader, DerivedWriter, ReorgApplier, Scan, TableRows};
-use cairn_store::{AppendBatch, RawWriter, ReorgMark};
+use cairn_store::{AppendBatch, RawFiller, RawWriter, ReorgMark};
 use clap::Parser;
 
 use crate::bench::{ingest_options, median, presigned_file, verified};
@@ -53,6 +56,15 @@ const INDEXES: [(&str, &str, &str); 8] = [
     ("evm_lookup_key", "evm_lookup", "UNIQUE (evm_hash, height, evm_index)"),
 ];
 const REPEATS: usize = 3;
+/// How many ranges are filled at once.
+const FILL_WORKERS: usize = 2;
+/// How long a lease lives without a commit.
+const LEASE_TTL_MS: u64 = 60_000;
+/// The columns that a row of an EVM chain has in a table, where those are not all.
+const WRITTEN: [(&str, &str); 1] = [(
+    "transactions",
+    "block_height, transaction_index, event_count, status, id, sender, body, result, payload_hash, payload_ref",
+)];
 /// Rows of a page, the page far down, and how often each is asked for.
 const PAGE_ROWS: usize = 25;
 const FAR_PAGE: usize = 10_000;
@@ -143,6 +155,85 @@ impl Chain {
         }
         Ok(took)
     }
+
+    /// Fills ranges of it at once and moves the head over them; how long that took. Its first block, above which ranges begin, is there before.
+    async fn fill(&self, store: &PgRawStore) -> Result<Duration> {
+        store.init(ingest_options(self.id).info).await?;
+        let fence = RawWriter::acquire(store).await?.fence;
+        let mut first = self.batches.concat();
+        let blocks = first.split_off(1);
+        store.append(fence, AppendBatch { blocks: first, ..AppendBatch::default() }).await?;
+        let last = blocks.last().context("the chain has one block")?.block_ref();
+        let stop = last.height.next();
+        let filling = Arc::new(Filling {
+            store: store.clone(),
+            fence,
+            blocks,
+            range_heights: stop.get().div_ceil(4 * FILL_WORKERS as u64),
+            stop,
+            advancing: tokio::sync::Mutex::default(),
+        });
+        let begun = Instant::now();
+        let workers: Vec<_> = (0..FILL_WORKERS).map(|n| tokio::spawn(filling.clone().work(n))).collect();
+        for worker in workers {
+            worker.await??;
+        }
+        let head = store.advance(fence).await?;
+        let took = begun.elapsed();
+        ensure!(head.tip == Some(last), "the head is {:?}, not {last}", head.tip);
+        Ok(took)
+    }
+}
+
+/// What workers share that fill ranges, as those of the ingester do.
+struct Filling {
+    store: PgRawStore,
+    fence: Fence,
+    /// From the second one on.
+    blocks: Vec<RawBlock>,
+    range_heights: u64,
+    stop: Height,
+    advancing: tokio::sync::Mutex<()>,
+}
+
+impl Filling {
+    async fn work(self: Arc<Self>, number: usize) -> Result<()> {
+        let (store, owner) = (&self.store, format!("bench/{number}"));
+        while let Some(mut lease) =
+            store.claim_range(&owner, LEASE_TTL_MS, self.range_heights, self.stop).await?
+        {
+            while lease.done_to < lease.range.end() {
+                let batch = self.batch(HeightRange::new(lease.done_to, lease.range.end()));
+                lease = store.fill(&lease, batch, LEASE_TTL_MS).await?;
+                let _one_at_a_time = self.advancing.lock().await;
+                store.advance(self.fence).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next blocks of a range, as many as the ingester would gather.
+    fn batch(&self, range: HeightRange) -> Vec<RawBlock> {
+        let limits = ingest_options(0);
+        let Some(first) = self.blocks.first() else { return Vec::new() };
+        let from = range.start().since(first.facts.height) as usize;
+        let (mut bytes, mut batch) = (0, Vec::new());
+        for block in self.blocks[from..].iter().take(limits.batch_blocks.min(range.len() as usize)) {
+            if bytes >= limits.batch_bytes {
+                break;
+            }
+            bytes += block.size_bytes();
+            batch.push(block.clone());
+        }
+        batch
+    }
+}
+
+/// In which of its ways the store writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    InOrder,
+    Ranges,
 }
 
 /// How long appending took, and what of each table was written, in the binary COPY format.
@@ -158,7 +249,7 @@ async fn append(
     chain: &Chain,
     layout: Arc<dyn BlockLayout>,
     lookups: u64,
-    backfill: bool,
+    (way, backfill): (Way, bool),
 ) -> Result<(Written, PgPool)> {
     let pool = db.pool()?;
     let options = PgRawOptions { layout, backfill, ..PgRawOptions::new(&db.url) };
@@ -167,7 +258,22 @@ async fn append(
         fill_lookups(&pool, lookups).await?;
     }
     pool.get().await?.batch("CHECKPOINT").await?;
-    let took = chain.append(&store).await?;
+    let took = match way {
+        Way::InOrder => chain.append(&store).await?,
+        Way::Ranges => chain.fill(&store).await?,
+    };
+    let written = read_written(&pool, took, lookups).await?;
+    drop(store);
+    Ok((written, pool))
+}
+
+/// A table with the columns that are written to.
+fn with_columns(table: &str) -> String {
+    let columns = WRITTEN.iter().find(|(name, _)| *name == table).map(|(_, columns)| format!(" ({columns})"));
+    format!("{table}{}", columns.unwrap_or_default())
+}
+
+async fn read_written(pool: &PgPool, took: Duration, lookups: u64) -> Result<Written> {
     let conn = pool.get().await?;
     let (mut rows, mut tables) = (0, Vec::new());
     for table in TABLES {
@@ -178,10 +284,31 @@ async fn append(
         };
         let count = conn.query_one(&format!("SELECT count(*) FROM raw.{table} {own}"), &[]).await?;
         rows += count.try_get::<_, i64>(0)? as u64;
-        tables.push((table, copied(&conn, &format!("SELECT * FROM raw.{table} {own}")).await?));
+        let columns = WRITTEN.iter().find(|(name, _)| *name == table).map_or("*", |(_, columns)| *columns);
+        tables.push((table, copied(&conn, &format!("SELECT {columns} FROM raw.{table} {own}")).await?));
     }
-    drop(conn);
-    Ok((Written { append: took, rows, tables }, pool))
+    Ok(Written { append: took, rows, tables })
+}
+
+/// The same in some new databases: of how long it took, the median. The last one is still there.
+async fn append_often(
+    options: &Options,
+    label: &str,
+    chain: &Chain,
+    how: (Way, bool),
+) -> Result<(Written, PgPool, Database)> {
+    let mut took = Vec::new();
+    loop {
+        let db = Database::make(&options.postgres, label).await?;
+        let (mut written, pool) = append(&db, chain, Arc::new(EvmLayout), 0, how).await?;
+        took.push(written.append.as_secs_f64());
+        if took.len() == REPEATS {
+            written.append = Duration::from_secs_f64(median(took));
+            return Ok((written, pool, db));
+        }
+        drop(pool);
+        db.drop().await?;
+    }
 }
 
 /// The bare COPY of the same bytes: seconds for each table.
@@ -196,7 +323,8 @@ async fn bare(pool: &PgPool, written: &Written) -> Result<Vec<f64>> {
         conn.batch("CHECKPOINT").await?;
         for (at, (table, rows)) in written.tables.iter().enumerate() {
             conn.batch(&format!("TRUNCATE bare.{table}")).await?;
-            took[at].push(copy_into(&conn, &format!("bare.{table}"), rows).await?.as_secs_f64());
+            took[at]
+                .push(copy_into(&conn, &format!("bare.{}", with_columns(table)), rows).await?.as_secs_f64());
         }
     }
     Ok(took.into_iter().map(median).collect())
@@ -206,7 +334,7 @@ async fn bare(pool: &PgPool, written: &Written) -> Result<Vec<f64>> {
 fn compared(name: &str, chain_txs: u64, written: &Written, bare: &[f64]) {
     let (append, copy) = (written.append.as_secs_f64(), bare.iter().sum::<f64>());
     let bytes: usize = written.tables.iter().map(|(_, rows)| rows.len()).sum();
-    println!("{} rows, {} MiB: append {append:.2} s, bare COPY {copy:.2} s", written.rows, bytes >> 20);
+    println!("{} rows, {} MiB: written in {append:.2} s, bare COPY {copy:.2} s", written.rows, bytes >> 20);
     for ((table, rows), seconds) in written.tables.iter().zip(bare).filter(|((_, rows), _)| rows.len() > 21) {
         println!("  bare COPY of {table}: {} MiB, {seconds:.2} s", rows.len() >> 20);
     }
@@ -218,15 +346,17 @@ fn compared(name: &str, chain_txs: u64, written: &Written, bare: &[f64]) {
 }
 
 async fn raw(options: &Options, chain: &Chain) -> Result<()> {
-    let db = Database::make(&options.postgres, "raw").await?;
-    let (written, pool) = append(&db, chain, Arc::new(EvmLayout), 0, false).await?;
+    let (written, pool, db) = append_often(options, "raw", chain, (Way::Ranges, false)).await?;
     let bare = bare(&pool, &written).await?;
     compared("raw", options.txs, &written, &bare);
     costs(&pool, &written, &bare).await?;
     drop(pool);
     db.drop().await?;
-    let db = Database::make(&options.postgres, "backfill").await?;
-    let (written, pool) = append(&db, chain, Arc::new(EvmLayout), 0, true).await?;
+    let (written, pool, db) = append_often(options, "in_order", chain, (Way::InOrder, false)).await?;
+    drop(pool);
+    db.drop().await?;
+    compared("raw_in_order", options.txs, &written, &bare);
+    let (written, pool, db) = append_often(options, "backfill", chain, (Way::Ranges, true)).await?;
     drop(pool);
     db.drop().await?;
     compared("raw_backfill", options.txs, &written, &bare);
@@ -252,7 +382,7 @@ async fn costs(pool: &PgPool, written: &Written, bare: &[f64]) -> Result<()> {
         let mut took = Vec::new();
         for _ in 0..REPEATS {
             conn.batch(&format!("TRUNCATE bare.{table}")).await?;
-            took.push(copy_into(&conn, &format!("bare.{table}"), rows).await?.as_secs_f64());
+            took.push(copy_into(&conn, &format!("bare.{}", with_columns(table)), rows).await?.as_secs_f64());
         }
         figure(&format!("index_{name}"), format!("{:.2}", median(took) / plain), "times_bare_copy");
         conn.batch(&format!("DROP INDEX bare.{name}")).await?;
@@ -267,9 +397,10 @@ async fn costs(pool: &PgPool, written: &Written, bare: &[f64]) -> Result<()> {
              CREATE TEMP TABLE arrived (LIKE bare.{table} INCLUDING STORAGE)"
         ))
         .await?;
-        let keyed = copy_into(&conn, &format!("bare.{table}"), rows).await?.as_secs_f64();
+        let keyed = copy_into(&conn, &format!("bare.{}", with_columns(table)), rows).await?.as_secs_f64();
         conn.batch(&format!("TRUNCATE bare.{table}")).await?;
-        let mut merged = copy_into(&conn, "arrived", rows).await?.as_secs_f64();
+        let arrived = with_columns(table).replacen(table, "arrived", 1);
+        let mut merged = copy_into(&conn, &arrived, rows).await?.as_secs_f64();
         let begun = Instant::now();
         conn.batch(&format!("INSERT INTO bare.{table} SELECT * FROM arrived ON CONFLICT DO NOTHING")).await?;
         merged += begun.elapsed().as_secs_f64();
@@ -307,6 +438,13 @@ async fn fill_lookups(pool: &PgPool, rows: u64) -> Result<()> {
     .await?;
     conn.batch("VACUUM (ANALYZE) raw.tx_lookup").await?;
     conn.batch("VACUUM (ANALYZE) raw.evm_lookup").await?;
+    // Reads the whole of each key into the server's memory.
+    for query in [
+        "SELECT count(*) FROM (SELECT id FROM raw.tx_lookup ORDER BY id, block_height, tx_index OFFSET 0) o",
+        "SELECT count(*) FROM (SELECT evm_hash FROM raw.evm_lookup ORDER BY evm_hash, height, evm_index OFFSET 0) o",
+    ] {
+        conn.batch(&format!("SET enable_seqscan = off; SET enable_sort = off; {query}; RESET enable_seqscan; RESET enable_sort")).await?;
+    }
     println!("{rows} rows in each of two lookup tables in {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
@@ -332,7 +470,8 @@ impl BlockLayout for WithEvmLookups {
 
 async fn raw_with_lookups(options: &Options, chain: &Chain) -> Result<()> {
     let db = Database::make(&options.postgres, "lookup").await?;
-    let (written, pool) = append(&db, chain, Arc::new(WithEvmLookups), options.lookups, false).await?;
+    let (written, pool) =
+        append(&db, chain, Arc::new(WithEvmLookups), options.lookups, (Way::Ranges, false)).await?;
     let bare = bare(&pool, &written).await?;
     compared("raw_evm_lookup", options.txs, &written, &bare);
     drop(pool);
