@@ -32,6 +32,10 @@ impl DerivedFactory for Places {
     fn expired_leases(&self) -> u64 {
         20_000
     }
+
+    fn at_once(&self) -> usize {
+        4
+    }
 }
 
 #[async_trait]

@@ -26,6 +26,10 @@ impl StoreFactory for Places {
         let db = pg::database().await.ok_or_else(|| StoreError::Database("no server".into()))?;
         Ok(Arc::new(Place { db, clock }))
     }
+
+    fn at_once(&self) -> usize {
+        4
+    }
 }
 
 #[async_trait]
