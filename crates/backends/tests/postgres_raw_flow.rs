@@ -9,14 +9,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cairn_backends::postgres::raw::PartitionSizes;
 use cairn_backends::postgres::{PgPool, PgRawOptions, PgRawStore};
-use cairn_core::{ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
+use cairn_core::{BlockLayout, ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
 use cairn_flow::proto::TransactionResult;
 use cairn_flow::{FlowLayout, Network, assemble};
 use cairn_flow_node::Draft;
+use cairn_store::layout::{TxBytes, cut, rebuild_body, rebuild_receipts};
 use cairn_store::suite::blocks::as_stored;
 use cairn_store::{
     AppendBatch, MemoryPayloads, PurgeProgress, RawDump, RawFiller, RawReader, RawWriter, Rollback, StoreInfo,
 };
+use proptest::prelude::*;
 
 const INLINE_MAX_BYTES: u64 = 200;
 
@@ -243,4 +245,59 @@ async fn filled_blocks_have_their_rows_and_repair_puts_lost_ones_again() {
     assert_reads(&store, &blocks).await;
     let third = "SELECT count(*) FROM raw.collections WHERE block_height = 13";
     assert_eq!(number(store.pool(), third).await, 1);
+}
+
+/// Cut by its layout and put together again: body and receipts.
+fn again(block: &RawBlock) -> (Vec<u8>, Vec<u8>) {
+    let slices = FlowLayout::new(Network::Emulator).slices(block).expect("a Flow block can be cut");
+    assert_eq!((slices.details.len(), slices.collections.len()), (block.transactions.len(), 1));
+    let pieces = cut(block, &slices).expect("the slices fit");
+    let bodies: Vec<TxBytes<'_>> = pieces
+        .transactions
+        .iter()
+        .map(|tx| TxBytes { body: &tx.body, script: tx.script, arguments: &tx.arguments })
+        .collect();
+    let results: Vec<(&[u8], u32)> =
+        pieces.transactions.iter().map(|tx| (&tx.result[..], tx.event_count)).collect();
+    let events: Vec<&[u8]> = pieces.events.iter().map(|event| event.payload).collect();
+    (
+        rebuild_body(&pieces.body_skeleton, &pieces.layout, &bodies).expect("is rebuilt"),
+        rebuild_receipts(&pieces.receipts_skeleton, &pieces.layout, &results, &events).expect("is rebuilt"),
+    )
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_flow_block_holds_is_cut_and_put_together_again(
+        txs in prop::collection::vec(
+            (
+                prop::collection::vec(any::<u8>(), 0..60),
+                prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..4),
+                // What follows the message's own fields: nothing, the script once more, an argument, or a field from a newer node.
+                0_usize..4,
+            ),
+            1..5,
+        ),
+        events in 0_u32..3,
+    ) {
+        let mut draft = Draft::new(7, &[txs.len()], events);
+        for ((tx, result), (script, arguments, _)) in draft.transactions.iter_mut().zip(&txs) {
+            tx.script = script.clone().into();
+            tx.arguments = arguments.iter().cloned().map(Bytes::from).collect();
+            // An old node's answer, which is taken at the order's word.
+            result.transaction_id = Bytes::new();
+            for event in &mut result.events {
+                event.transaction_id = Bytes::new();
+            }
+        }
+        let mut parts = draft.parts();
+        for (message, (_, _, more)) in parts.transactions.iter_mut().zip(&txs) {
+            let more: &[u8] = [&b""[..], b"\x0a\x02{}", b"\x12\x01x", b"\xea\x04\x03new"][*more];
+            *message = [&message[..], more].concat().into();
+        }
+        let block = assemble(&parts).expect("is whole");
+        let (body, receipts) = again(&block);
+        prop_assert_eq!(body, block.body.to_vec());
+        prop_assert_eq!(receipts, block.receipts.to_vec());
+    }
 }

@@ -44,7 +44,8 @@ use crate::report::figure;
 /// The tables that an append writes to, and their order.
 const TABLES: [&str; 7] =
     ["blocks", "transactions", "events", "block_lookup", "tx_lookup", "evm_lookup", "run_pages"];
-/// The indexes of those tables that are there for every row: a name, the table, what is indexed.
+/// The indexes of those tables: a name, the table, what is indexed. `transactions_in_order` is built when a partition is full; the others are there for
+/// every row.
 const INDEXES: [(&str, &str, &str); 8] = [
     ("blocks_key", "blocks", "UNIQUE (height)"),
     ("transactions_key", "transactions", "UNIQUE (block_height, id, transaction_index)"),
