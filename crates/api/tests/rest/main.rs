@@ -6,6 +6,7 @@ mod world;
 
 mod cases;
 mod endpoints;
+mod flow;
 mod forks;
 mod hostile;
 mod problems;

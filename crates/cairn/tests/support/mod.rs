@@ -140,8 +140,9 @@ impl Service {
                 let url = line.split("http://").nth(1)?;
                 Some(url.split(['/', ' ']).next()?.to_owned())
             };
-            let (Some(rpc), Some(ops)) = (address("JSON-RPC "), address("health ")) else { return false };
-            (service.rpc, service.ops) = (rpc, ops);
+            let Some(ops) = address("health ") else { return false };
+            // It comes before; on Flow there is none.
+            (service.rpc, service.ops) = (address("JSON-RPC ").unwrap_or_default(), ops);
             true
         });
         service
