@@ -89,7 +89,7 @@ async fn a_raw_table_gets_partitions_of_another_size_and_goes_on_after_each_step
     assert_eq!(
         number(
             &db,
-            "SELECT count(*) FROM pg_class WHERE relname IN ('transactions_in_order', 'transactions_payload')"
+            "SELECT count(*) FROM pg_class WHERE relname IN ('blocks_with_events', 'transactions_payload')"
         )
         .await,
         2
@@ -296,4 +296,54 @@ async fn tables_are_exported_in_order_and_dropped_with_what_is_known_of_their_wo
     PgDerived::open(app_options(&db), catalog(&NEW), None).await.expect("makes it by the new definition");
     assert_eq!(number(&db, "SELECT count(*) FROM app.transfers").await, 0);
     assert_eq!(number(&db, "SELECT count(*) FROM app.holdings").await, 1);
+}
+
+const LONG_COLUMNS: &[Column] = &[
+    column(BLOCK_HEIGHT, ColumnType::Int),
+    column("log_index", ColumnType::Int),
+    column("what_was_transferred", ColumnType::Bytes),
+    column("who_has_transferred_it", ColumnType::Bytes),
+];
+static LONG: TableDef = TableDef {
+    name: "transfers",
+    service: "mapper",
+    class: TableClass::Events { partition_heights: 1_000 },
+    columns: LONG_COLUMNS,
+    key: &[BLOCK_HEIGHT, "log_index"],
+    // PostgreSQL names the partitions' indexes by these columns, and cuts the names off where they are longer than it takes.
+    indexes: &[
+        IndexDef {
+            name: "by_what",
+            columns: &["what_was_transferred", "who_has_transferred_it", BLOCK_HEIGHT],
+        },
+        IndexDef {
+            name: "by_what_and_log",
+            columns: &["what_was_transferred", "who_has_transferred_it", "log_index", BLOCK_HEIGHT],
+        },
+    ],
+};
+
+#[tokio::test]
+async fn indexes_with_the_longest_of_names_are_no_obstacle() {
+    let Some(db) = pg::database().await else { return };
+    let store = PgDerived::open(app_options(&db), catalog(&LONG), None).await.expect("opens");
+    store.ensure_partitions(HeightRange::new(Height(0), Height(3_000))).await.expect("makes partitions");
+    drop(store);
+    let longest = "SELECT max(length(c.relname))::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                   WHERE n.nspname = 'app'";
+    assert!(number(&db, longest).await > 59, "no name is too long for `_old`: the test shows nothing");
+    db.sql(
+        "INSERT INTO app.transfers SELECT h, 0, decode(md5(h::text), 'hex'), '\\x01' FROM generate_series(0, 2999) h",
+    )
+    .await;
+    let indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'app' AND tablename LIKE 'transfers%'";
+    let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'app.transfers'::regclass";
+    for _ in 0..2 {
+        PgDerived::rebuild(app_options(&db), catalog(&LONG), "transfers", 1_000, |_| true)
+            .await
+            .expect("is moved");
+        PgDerived::open(app_options(&db), catalog(&LONG), None).await.expect("is as it ought to be");
+        assert_eq!(number(&db, "SELECT count(*) FROM app.transfers").await, 3_000);
+        assert_eq!(number(&db, indexes).await, 3 * (1 + number(&db, partitions).await));
+    }
 }

@@ -1,6 +1,7 @@
 //! A table made anew in place, with its rows: into partitions, into partitions of another size, or by another definition.
 //!
-//! 1. **Rename**: the table, its partitions and their indexes get names that end in `_old`, and the new table is made: one transaction.
+//! 1. **Rename**: the table, its partitions and their indexes get names that end in `_old`, and the new table is made: one transaction. Of a name that
+//!    would be too long then, the end is a hash of it.
 //! 2. **Copy**: rows go over in the order of the key, so many in a transaction that also notes how far it has come.
 //! 3. **Compare**: counts and order-independent checksums of the columns that both have. A difference is an error, and nothing is dropped.
 //! 4. **Drop** the old one.
@@ -12,6 +13,7 @@
 use cairn_core::Height;
 use cairn_store::{Result, StoreError};
 use futures::future::BoxFuture;
+use sha2::{Digest, Sha256};
 
 use super::error::db;
 use super::pool::{Isolation, PgConn, PgPool};
@@ -199,12 +201,8 @@ impl TableMove {
             renames.push(("TABLE", name));
         }
         for (kind, name) in renames {
-            if name.len() + 4 > MAX_NAME_BYTES {
-                return Err(StoreError::Invalid(format!(
-                    "{name} and `_old` is longer than {MAX_NAME_BYTES} bytes"
-                )));
-            }
-            conn.batch(&format!("ALTER {kind} {}.\"{name}\" RENAME TO \"{name}_old\"", self.schema)).await?;
+            let old = old_name(&name);
+            conn.batch(&format!("ALTER {kind} {}.\"{name}\" RENAME TO \"{old}\"", self.schema)).await?;
         }
         (self.create)(conn).await?;
         let left_behind = self.demand_fits(conn).await?;
@@ -394,6 +392,20 @@ pub async fn export_csv(
     Ok(u64::try_from(rows).unwrap_or(0))
 }
 
+/// `NAME_old`; where that is longer than PostgreSQL takes, as much of the name as leaves room for a hash of all of it. Names that PostgreSQL makes
+/// for the indexes of partitions are often as long as they can be, and alike but for their ends.
+fn old_name(name: &str) -> String {
+    if name.len() + 4 <= MAX_NAME_BYTES {
+        return format!("{name}_old");
+    }
+    let hash: String = Sha256::digest(name).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let mut kept = MAX_NAME_BYTES - 4 - 1 - hash.len();
+    while !name.is_char_boundary(kept) {
+        kept -= 1;
+    }
+    format!("{}_{hash}_old", &name[..kept])
+}
+
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -451,4 +463,19 @@ pub async fn create_like_old(conn: &PgConn, schema: &str, table: &str, height: &
         conn.batch(&format!("CREATE INDEX \"{name}\" ON {new} USING {using}")).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_NAME_BYTES, old_name};
+
+    #[test]
+    fn old_names_fit_and_differ() {
+        assert_eq!(old_name("blocks"), "blocks_old");
+        assert_eq!(old_name(&"a".repeat(59)), format!("{}_old", "a".repeat(59)));
+        let (one, two) =
+            (old_name(&format!("{}_idx", "a".repeat(59))), old_name(&format!("{}_id1", "a".repeat(59))));
+        assert!(one != two && one.len() == MAX_NAME_BYTES && one.ends_with("_old"), "{one} {two}");
+        assert!(old_name(&"ä".repeat(31)).len() <= MAX_NAME_BYTES);
+    }
 }
