@@ -275,9 +275,9 @@ async fn requests_take_turns_and_each_item_of_a_batch_takes_one() {
 
 #[tokio::test]
 async fn a_request_over_the_time_limit_is_an_error_and_a_batch_has_its_own() {
-    let limits = RpcLimits { request_timeout_ms: 300, batch_timeout_ms: 250, ..RpcLimits::default() };
+    let limits = RpcLimits { request_timeout_ms: 1_500, batch_timeout_ms: 1_250, ..RpcLimits::default() };
     let (server, _wake) =
-        serve(EthApi::new(slow(100).await, limits.clone()), RpcServerConfig::default()).await;
+        serve(EthApi::new(slow(500).await, limits.clone()), RpcServerConfig::default()).await;
     let ask = |id| request(id, "eth_blockNumber", json!([]));
     let answers =
         post(server.local_addr(), &format!("[{},{},{},{}]", ask(1), ask(2), ask(3), ask(4))).await.json();
@@ -285,7 +285,7 @@ async fn a_request_over_the_time_limit_is_an_error_and_a_batch_has_its_own() {
         answers.as_array().expect("a list").iter().map(|answer| answer["error"]["code"].clone()).collect();
     assert_eq!(codes, [Value::Null, Value::Null, json!(-32002), json!(-32002)]);
     server.shutdown().await;
-    let (server, _wake) = serve(EthApi::new(slow(2000).await, limits), RpcServerConfig::default()).await;
+    let (server, _wake) = serve(EthApi::new(slow(20_000).await, limits), RpcServerConfig::default()).await;
     let answer = post(server.local_addr(), &ask(1)).await.json();
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(1), &json!(-32002)));
     server.shutdown().await;

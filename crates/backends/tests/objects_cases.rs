@@ -68,8 +68,10 @@ async fn o01_a_200_with_an_error_inside_is_an_error_and_is_retried() {
 #[tokio::test]
 async fn o01_the_completion_of_an_upload_in_parts_is_checked_and_retried() {
     let mock = S3Mock::start().await;
-    let store =
-        ObjectPayloads::open(ObjectsConfig { multipart_from_bytes: 1 << 20, ..config(&mock) }).unwrap();
+    // No try is given up for being slow: it is 17 MiB, and the machine may have other things to do.
+    let retry = RetryPolicy { try_timeout_ms: 30_000, ..quick() };
+    let config = ObjectsConfig { multipart_from_bytes: 1 << 20, retry, ..config(&mock) };
+    let store = ObjectPayloads::open(config).unwrap();
     let bytes: Bytes = (0..17 << 20).map(|n: u32| (n >> 3) as u8).collect();
     let object = named(&bytes, 1);
     mock.fail("POST", "uploadId", [Fault::OkWithError("SlowDown"), Fault::OkWithError("InternalError")]);

@@ -17,8 +17,17 @@ use cairn_store::{
     RawWriter, Result, Rollback, StoreError, StoreInfo,
 };
 
+/// A child that another test of this process starts holds every lock of this process from its fork until it runs its program.
 async fn open(dir: &Path) -> SqliteStore {
-    SqliteStore::open(SqliteOptions::new(dir), Arc::new(SystemClock)).await.expect("opens")
+    let begun = Instant::now();
+    loop {
+        match SqliteStore::open(SqliteOptions::new(dir), Arc::new(SystemClock)).await {
+            Err(StoreError::Locked { .. }) if begun.elapsed() < Duration::from_secs(10) => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            opened => return opened.expect("opens"),
+        }
+    }
 }
 
 fn info() -> StoreInfo {
