@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cairn_core::{BlockRef, Clock, Height, Parts};
-use cairn_store::RawReader;
+use cairn_store::{RawReader, StoreError};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -234,6 +234,10 @@ pub async fn watch_store(
                 last = Some(tip);
             }
             Ok(None) => {}
+            // A store that nobody has ingested into is refused like this, and is nothing to be warned of.
+            Err(StoreError::Invalid(_)) if last.is_none() => {
+                tracing::debug!("the store was not initialised yet; whoever ingests does that");
+            }
             Err(error) => tracing::warn!(%error, "the store's head could not be read"),
         }
         tokio::select! {
