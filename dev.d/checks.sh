@@ -61,6 +61,8 @@ run_lint() {
   need_component clippy clippy
   check "cargo fmt" cargo fmt --all --check
   check "clippy, no warnings" locked_cargo clippy -q --workspace --all-targets -- -D warnings
+  # All else is compiled with what tests need besides.
+  check "cairn with its own features alone" locked_cargo check -q -p cairn
   check "crate graph: only cairn, cairn-dev and tests name a backend" crate_graph
   check "dependencies: licences, sources, bans" dependencies
   checks_end

@@ -12,12 +12,11 @@ at_stage_end() {
 
 # stage_postgres_url STAGE: sets PG_URL to a server that ends with the stage, or to what CAIRN_TEST_PG_URL names.
 stage_postgres_url() {
-  # cairn takes every variable of this kind for a setting, and refuses those that it doesn't know.
-  export -n CAIRN_TEST_PG_URL CAIRN_ANSWER_BLOCKS CAIRN_KILLS CAIRN_KILL_SEED CAIRN_OUTAGE_S
   PG_URL="${CAIRN_TEST_PG_URL:-}"
   if [ -n "$PG_URL" ]; then return; fi
   RUN="$CACHE/run/test-$1"
   POSTGRES_PORT="$(free_port)"
+  if has_room_in_memory; then POSTGRES_IN_MEMORY=1 POSTGRES_SETTINGS+=(-c max_wal_size=512MB); fi
   at_stage_end postgres_stop
   postgres_start || return 1
   PG_URL="$(postgres_url)"

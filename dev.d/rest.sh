@@ -19,7 +19,7 @@ stage_rest() {
   dir="$(mktemp -d "$CACHE/rest.XXXXXX")"
   port="$(free_port)"
   url="http://127.0.0.1:$port"
-  env -u CAIRN_REST_EXAMPLES -u CAIRN_REST_SEED "$BIN_CAIRN" demo --blocks 200 --block-time-ms 86400000 --data "$dir/data" \
+  "$BIN_CAIRN" demo --blocks 200 --block-time-ms 86400000 --data "$dir/data" \
     --rpc-listen 127.0.0.1:0 --listen "127.0.0.1:$port" > "$dir/cairn.log" 2>&1 &
   echo $! > "$dir/pid"
   # shellcheck disable=SC2064

@@ -5,24 +5,53 @@
 EMBEDDED_STAGES=(checks cargo conformance sim)
 SERVER_STAGES=(anvil geth clients objects)
 
-# The binaries that all stages share: one profile for everything.
+# What all stages share: one profile, and one set of features. Cargo joins the features of the packages and targets that a command
+# names, so commands that name others would compile most of it once more.
 BIN_CAIRN="${CARGO_TARGET_DIR:-target}/debug/cairn"
 BIN_DEV="${CARGO_TARGET_DIR:-target}/debug/cairn-dev"
-build_binaries() {
-  locked_cargo build -q -p cairn -p cairn-dev || die "the build failed"
+BIN_SIM="${CARGO_TARGET_DIR:-target}/debug/cairn-sim"
+# What cargo said of the last build of the tests: where each binary is.
+TEST_MESSAGES="$CACHE/test-logs/build.json"
+
+# build_all [TEST]: all binaries, and all tests; with TEST, of the tests only the small one of that name, for the features that tests have.
+build_all() {
+  local tests=(--tests)
+  [ $# = 0 ] || tests=(--test "$1")
+  mkdir -p "$(dirname "$TEST_MESSAGES")"
+  locked_cargo build --workspace --bins "${tests[@]}" --message-format=json-render-diagnostics > "$TEST_MESSAGES" \
+    || die "the build failed"
+}
+
+# run_test_binaries ARGUMENT...: arguments of dev.d/run_tests.py.
+run_test_binaries() {
+  need python3 "Python $PYTHON_MIN or newer, from https://python.org" python3
+  python3 dev.d/run_tests.py --messages "$TEST_MESSAGES" "$@"
 }
 
 stage_checks() { run_lint; }
 
-# With a PostgreSQL server, which is stopped afterwards unless it was up before; `--embedded` goes without.
+# All tests, some binaries at a time. With a PostgreSQL server; `--embedded` goes without.
 stage_cargo() {
-  if [ -z "${EMBEDDED:-}" ] && [ -z "${CAIRN_TEST_PG_URL:-}" ]; then
-    if ! { alive "$RUN/postgres/pid" && postgres_check; }; then trap postgres_stop EXIT; fi
-    servers_up postgres || return 1
-    CAIRN_TEST_PG_URL="$(postgres_url)"
-    export CAIRN_TEST_PG_URL
+  if [ -z "${EMBEDDED:-}" ]; then
+    stage_postgres_url cargo || return 1
+    export CAIRN_TEST_PG_URL="$PG_URL"
   fi
-  locked_cargo test --workspace --no-fail-fast -- --quiet
+  run_test_binaries --times "$CACHE/test-logs/times.json" ${CAIRN_TEST_JOBS:+--jobs "$CAIRN_TEST_JOBS"} -- --quiet || return 1
+  # Where there is none, each crate would still be compiled for it.
+  if has_doc_tests; then locked_cargo test --workspace --doc -- --quiet; fi
+}
+
+# Whether the documentation of any crate has code that rustdoc would run: a fence without a word, or with one of Rust's.
+has_doc_tests() {
+  [ -n "$(find crates/*/src -name '*.rs' -exec awk '
+    /^ *\/\/[\/!] *```/ {
+      word = $0; sub(/^ *\/\/[\/!] *```/, "", word)
+      if (!inside && word ~ /^ *(rust|should_panic|no_run|edition|,|$)/) found = 1
+      inside = !inside
+      next
+    }
+    !/^ *\/\/[\/!]/ { inside = 0 }
+    END { exit !found }' {} \; -print)" ]
 }
 
 # Imports the public suite's chain with the real binary, serves it, and asks all the suite's requests over HTTP.
@@ -34,7 +63,7 @@ stage_conformance() {
 
 stage_sim() {
   if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-1000}"; fi
-  locked_cargo run -q -p cairn-sim -- "$@"
+  "$BIN_SIM" "$@"
 }
 
 stage_anvil() {
@@ -63,7 +92,7 @@ stage_objects() {
   S3S_PORT="$(free_port)"
   s3s_start
   trap s3s_stop EXIT
-  CAIRN_TEST_S3_URL="$(s3s_url)" locked_cargo test --workspace --features cairn-backends/objects --test objects_suite -- a_real_s3_server
+  CAIRN_TEST_S3_URL="$(s3s_url)" run_test_binaries --only objects_suite -- a_real_s3_server
 }
 
 # totals_of LOG: "PASSED FAILED" of a stage, from cargo's `test result:` lines or its last `N passed, M failed`.
@@ -92,6 +121,16 @@ run_stage() {
   SUMMARY+=("$(printf '%-12s %7d passed %4d failed %5d s' "$name" "$passed" "$failed" "$(($(date +%s) - begun))")")
 }
 
+# run_build STAGE...: what these stages run, each thing once.
+run_build() {
+  local begun tests=(ops)
+  begun="$(date +%s)"
+  case " $* " in *" cargo "* | *" objects "*) tests=() ;; esac
+  printf '\n=== build\n'
+  build_all "${tests[@]}"
+  SUMMARY+=("$(printf '%-12s %29s %5d s' build '' "$(($(date +%s) - begun))")")
+}
+
 run_tests() {
   local stages=() stage
   case "${1:-}" in
@@ -105,7 +144,7 @@ run_tests() {
   done
   need_rust
   mkdir -p "$CACHE/test-logs"
-  build_binaries
+  run_build "${stages[@]}"
   for stage in "${stages[@]}"; do run_stage "$stage"; done
   printf '\n'
   printf '%s\n' "${SUMMARY[@]}"
@@ -114,7 +153,7 @@ run_tests() {
 }
 
 # run_bench [NAME ...]: in release. One that compares with another server is told where the programs are; one that needs PostgreSQL uses the
-# server of CAIRN_TEST_PG_URL or of `./dev up postgres`, which it starts where it isn't up, and stops again.
+# server of CAIRN_TEST_PG_URL, or one of its own with the memory that a server of an archive would be given.
 run_bench() {
   local more=() anvil artifacts
   case " $* " in
@@ -124,12 +163,18 @@ run_bench() {
       anvil="$(anvil_get)" && artifacts="$(contracts)" || return 1
       more=(--anvil "$anvil" --contracts "$artifacts" --cairn "${CARGO_TARGET_DIR:-target}/release/cairn")
       ;;
+    " flow "*)
+      locked_cargo build --release -q -p cairn || die "the build failed"
+      more=(--cairn "${CARGO_TARGET_DIR:-target}/release/cairn")
+      ;;
   esac
   case "${1:-}" in
-    postgres | rollback | node-to-postgres)
+    postgres | rollback | node-to-postgres | flow)
       if [ -z "${CAIRN_TEST_PG_URL:-}" ]; then
-        if ! { alive "$RUN/postgres/pid" && postgres_check; }; then trap postgres_stop EXIT; fi
-        servers_up postgres || return 1
+        RUN="$CACHE/run/bench" POSTGRES_PORT="$(free_port)"
+        postgres_for_benchmarks
+        trap postgres_stop EXIT
+        postgres_start || return 1
         CAIRN_TEST_PG_URL="$(postgres_url)"
         export CAIRN_TEST_PG_URL
       fi

@@ -30,12 +30,20 @@ postgres_get() {
 POSTGRES_AS=()
 if [ "$(id -u)" = 0 ]; then POSTGRES_AS=(setpriv --reuid=postgres --regid=postgres --init-groups --); fi
 
+# Set for the servers of stages: their data is in memory where there is room, since they make and drop thousands of small databases.
+POSTGRES_IN_MEMORY=
+has_room_in_memory() { [ -d /dev/shm ] && [ "$(df -Pm /dev/shm | awk 'NR == 2 { print $4 }')" -ge 4096 ]; }
+
 # Where its data is: under $RUN, or, where the user postgres can't reach that, in a folder of its own beside it.
 postgres_data() {
-  if [ "$(id -u)" != 0 ] || "${POSTGRES_AS[@]}" test -x "$RUN" 2> /dev/null; then
+  local name
+  name="cairn-postgres-$(printf '%s' "$RUN" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -c1-16)"
+  if [ -n "$POSTGRES_IN_MEMORY" ]; then
+    printf '/dev/shm/%s\n' "$name"
+  elif [ "$(id -u)" != 0 ] || "${POSTGRES_AS[@]}" test -x "$RUN" 2> /dev/null; then
     printf '%s\n' "$RUN/postgres/data"
   else
-    printf '/var/tmp/cairn-postgres-%s\n' "$(printf '%s' "$RUN" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -c1-16)"
+    printf '/var/tmp/%s\n' "$name"
   fi
 }
 
@@ -49,9 +57,16 @@ postgres_init() {
 }
 
 # Many databases of tests beside each other; what a crash of the machine loses is made anew.
-POSTGRES_SETTINGS=(-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=200 -c shared_buffers=128MB
+POSTGRES_SETTINGS=(-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=300 -c shared_buffers=128MB
   -c fsync=off -c full_page_writes=off -c synchronous_commit=off -c max_wal_size=2GB -c autovacuum_naptime=10s
   -c max_locks_per_transaction=256)
+
+# Settings of the next server as docs/schema.md recommends them: a quarter of the machine's memory, and seldom a checkpoint.
+postgres_for_benchmarks() {
+  local memory_mib
+  memory_mib="$({ awk '/^MemTotal:/ { print int($2 / 1024) }' /proc/meminfo || sysctl -n hw.memsize | awk '{ print int($1 / 1048576) }'; } 2> /dev/null)"
+  POSTGRES_SETTINGS+=(-c "shared_buffers=$((${memory_mib:-2048} / 4))MB" -c max_wal_size=8GB -c checkpoint_timeout=30min)
+}
 
 postgres_start() {
   local binary data port
