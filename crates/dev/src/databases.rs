@@ -1,9 +1,11 @@
 //! PostgreSQL databases of one run: made under names of their own, looked into, dropped.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore};
 use cairn_core::BlockRef;
 use cairn_store::derived::{DerivedDump, DerivedReader, LeaseFilter};
@@ -18,6 +20,8 @@ pub struct Databases {
     made: [(PgPool, String); 2],
     /// Of the raw and of the app database.
     pub urls: [String; 2],
+    /// The directory of the raw database's large payloads; `None` where all are in the database.
+    pub payloads: Option<PathBuf>,
 }
 
 impl Databases {
@@ -31,7 +35,7 @@ impl Databases {
         let unique = format!("{label}_{}_{}", std::process::id(), rand::random::<u32>());
         let (raw, raw_url) = make_one(raw_server, format!("{unique}_raw")).await?;
         let (app, app_url) = make_one(app_server, format!("{unique}_app")).await?;
-        Ok(Databases { made: [raw, app], urls: [raw_url, app_url] })
+        Ok(Databases { made: [raw, app], urls: [raw_url, app_url], payloads: None })
     }
 
     /// Drops both, whoever still is connected.
@@ -48,7 +52,14 @@ impl Databases {
         options.read_only = true;
         options.layout = Arc::new(cairn_evm::EvmLayout);
         options.snapshot_max_ms = None;
-        Ok(PgRawStore::open(options, None).await?)
+        Ok(match &self.payloads {
+            Some(directory) => {
+                let config = ObjectsConfig::new(Location::Directory(directory.clone()));
+                let payloads = Arc::new(ObjectPayloads::open(config)?);
+                PgRawStore::open_with_payloads(options, None, payloads).await?
+            }
+            None => PgRawStore::open(options, None).await?,
+        })
     }
 
     /// The app store with all tables of the explorer.

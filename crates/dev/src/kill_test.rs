@@ -1,5 +1,5 @@
 //! One ingester and three workers on PostgreSQL, killed with -9 at random moments while the chain forks: in the end every table is what a
-//! clean run makes of the final chain.
+//! clean run makes of the final chain. About half of the payloads are kept outside the database.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +23,8 @@ use crate::traffic::Traffic;
 const CATCH_UP: Duration = Duration::from_secs(180);
 /// Worker processes beside the ingester.
 const WORKERS: usize = 3;
+/// Payloads of the killed processes that are longer are kept in a directory: about half of them.
+const INLINE_MAX_BYTES: &str = "250";
 
 /// Where things are, and how much of everything.
 #[derive(Args)]
@@ -59,6 +61,8 @@ pub struct Fleet {
     pub folder: PathBuf,
     /// Of the raw and of the app database.
     pub urls: [String; 2],
+    /// Where payloads of more than [`INLINE_MAX_BYTES`] are kept; `None`: all in the database.
+    pub payloads: Option<PathBuf>,
     /// Settings beside those that are always made, by the names of the environment.
     pub settings: Vec<(&'static str, &'static str)>,
 }
@@ -73,10 +77,34 @@ impl Fleet {
         command.env("DB_RAW_URL", &self.urls[0]).env("DB_APP_URL", &self.urls[1]);
         // What a node is asked depends on when; the dump leaves it out.
         command.env("CAIRN_DERIVE__ASK_NODE", "false");
-        // All there is in the databases, so that a dump of them is all there is.
-        command.env("CAIRN_PAYLOADS__URL", "none");
+        self.keep_payloads(&mut command);
         command.envs(self.settings.iter().copied());
         Peer::start(role, command, &self.folder.join(format!("{role}-{number}.log")))
+    }
+}
+
+impl Fleet {
+    fn keep_payloads(&self, command: &mut Command) {
+        match &self.payloads {
+            Some(directory) => command
+                .env("PAYLOAD_INLINE_MAX_BYTES", INLINE_MAX_BYTES)
+                .env("CAIRN_PAYLOADS__URL", directory),
+            None => command.env("CAIRN_PAYLOADS__URL", "none"),
+        };
+    }
+
+    /// What `cairn payloads list --check` says: how many are live. A lost or damaged one is an error.
+    async fn check_payloads(&self) -> Result<u64> {
+        let mut command = Command::new(&self.cairn);
+        command.args(["payloads", "list", "--check", "--limit", "3", "--data"]).arg(self.folder.join("data"));
+        command.env("DB_RAW_URL", &self.urls[0]).env("DB_APP_URL", &self.urls[1]);
+        self.keep_payloads(&mut command);
+        let ended = command.output().await?;
+        let words = String::from_utf8_lossy(&ended.stdout);
+        ensure!(ended.status.success(), "{words}{}", String::from_utf8_lossy(&ended.stderr));
+        let live =
+            words.split_whitespace().zip(words.split_whitespace().skip(1)).find(|(_, word)| *word == "live,");
+        Ok(live.with_context(|| words.clone().into_owned())?.0.parse()?)
     }
 }
 
@@ -95,7 +123,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     std::fs::create_dir_all(&folder)?;
     println!("seed {}", options.seed);
     let mut report = Report::default();
-    let killed = Databases::make(&options.postgres, "cairn_killed").await?;
+    let mut killed = Databases::make(&options.postgres, "cairn_killed").await?;
+    killed.payloads = Some(folder.join("payloads"));
     let clean = Databases::make(&options.postgres, "cairn_clean").await?;
     play(&options, &folder, &killed, &clean, &mut report).await?;
     if options.keep.is_none() {
@@ -120,6 +149,7 @@ async fn play(
         node: node.url.clone(),
         folder: folder.to_owned(),
         urls: killed.urls.clone(),
+        payloads: killed.payloads.clone(),
         settings: SETTINGS.to_vec(),
     };
     let name = format!(
@@ -130,7 +160,16 @@ async fn play(
         return Ok(());
     }
 
-    let once = Fleet { urls: clean.urls.clone(), ..fleet };
+    let payloads = async {
+        let live = fleet.check_payloads().await?;
+        figure("kill_test_payloads", live, "payloads outside the database");
+        ensure!(live > 100, "only {live} payloads are outside the database");
+        Ok(())
+    };
+    report.case("every payload outside the database is there and whole", payloads).await;
+
+    // All in the database: where payloads are makes no difference to what is read.
+    let once = Fleet { urls: clean.urls.clone(), payloads: None, ..fleet };
     let clean_run = async {
         let ended = once.start("all", 9, &["--exit-after-head"])?.ended(CATCH_UP).await?;
         ensure!(ended.success(), "it ended with {ended}");
