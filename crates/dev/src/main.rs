@@ -6,6 +6,7 @@ mod anvil;
 mod anvil_test;
 mod bench;
 mod bench_derived;
+mod bench_flow;
 mod bench_getlogs;
 mod bench_ingest;
 mod bench_node_to_postgres;
@@ -19,6 +20,9 @@ mod compare;
 mod conformance;
 mod databases;
 mod diff;
+mod flow_archive;
+mod flow_test;
+mod flow_truth;
 mod geth_test;
 mod holdings_test;
 mod holdings_truth;
@@ -62,6 +66,8 @@ enum Command {
     OutageTest(outage_test::Options),
     /// Token and holding tables against what the contracts say, on a chain of random movements that forks.
     HoldingsTest(holdings_test::Options),
+    /// Flow from a made-up access node that forks: tables against the chain's ledger, kills, and the reliability document's checks.
+    FlowTest(flow_test::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
     Traffic(traffic::Options),
     /// A benchmark by name; without a name, lists them.
@@ -75,7 +81,7 @@ enum Command {
 }
 
 /// Benchmarks by name. Each is a file `bench_NAME.rs` with a function that takes its own arguments.
-const BENCHMARKS: &[&str] = &["ingest", "getlogs", "postgres", "rollback", "node-to-postgres"];
+const BENCHMARKS: &[&str] = &["ingest", "getlogs", "postgres", "rollback", "node-to-postgres", "flow"];
 
 async fn run(command: Command) -> Result<ExitCode> {
     match command {
@@ -88,6 +94,7 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::KillTest(options) => kill_test::run(options).await,
         Command::OutageTest(options) => outage_test::run(options).await,
         Command::HoldingsTest(options) => holdings_test::run(options).await,
+        Command::FlowTest(options) => flow_test::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,
     }
@@ -109,6 +116,7 @@ async fn bench(name: Option<&str>, arguments: Vec<String>) -> Result<ExitCode> {
         Some("node-to-postgres") => {
             bench_node_to_postgres::run(bench_node_to_postgres::Options::parse_from(arguments)).await
         }
+        Some("flow") => bench_flow::run(bench_flow::Options::parse_from(arguments)).await,
         Some(name) => bail!("there is no benchmark {name}; there are: {}", BENCHMARKS.join(", ")),
     }
 }

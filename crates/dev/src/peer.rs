@@ -90,6 +90,11 @@ impl Peer {
 
     /// Waits until the process ends by itself.
     pub async fn ended(mut self, limit: Duration) -> Result<ExitStatus> {
+        self.wait(limit).await
+    }
+
+    /// The same, for one that is still looked at.
+    pub async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         match tokio::time::timeout(limit, self.child.wait()).await {
             Ok(status) => Ok(status?),
             Err(_) => bail!(

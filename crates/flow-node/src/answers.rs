@@ -300,3 +300,130 @@ impl State {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::behaviour::Behaviour;
+    use crate::generate::{Generator, GeneratorOptions};
+    use crate::server::lock;
+    use tonic::Code;
+
+    /// 30 blocks from 1000 up, of which the last two aren't sealed.
+    fn generator() -> Generator {
+        let options = GeneratorOptions { unsealed_heights: 2, ..GeneratorOptions::new(5) };
+        let generator = Generator::new(options, Behaviour { max_event_heights: 20, ..Behaviour::default() });
+        generator.grow(30);
+        generator
+    }
+
+    fn ask<A: Message + Default>(
+        generator: &Generator,
+        call: &str,
+        question: &impl Message,
+    ) -> Result<A, Status> {
+        let state = generator.state();
+        let answer = lock(&state).found(call, encoded(question))?;
+        Ok(A::decode(answer).expect("is read"))
+    }
+
+    fn events(generator: &Generator, start_height: u64, end_height: u64) -> Result<EventsResponse, Status> {
+        let fees =
+            format!("A.{}.FlowFees.FeesDeducted", cairn_flow::Network::Emulator.accounts().flow_fees.bare());
+        let question = EventsForHeightRangeRequest { r#type: fees, start_height, end_height };
+        ask(generator, "GetEventsForHeightRange", &question)
+    }
+
+    #[test]
+    fn events_come_by_height_within_limits_and_an_end_above_the_sealed_head_is_cut_in_silence() {
+        let generator = generator();
+        let answer = events(&generator, 1_010, 1_029).expect("answers");
+        assert_eq!(
+            answer.results.iter().map(|result| result.block_height).collect::<Vec<_>>(),
+            (1_010..=1_027).collect::<Vec<_>>()
+        );
+        let state = generator.state();
+        for result in &answer.results {
+            let fees = lock(&state).ledger.transactions[&result.block_height]
+                .iter()
+                .filter(|tx| tx.is_fee_told)
+                .count();
+            assert_eq!(result.events.len(), fees);
+        }
+        let ids = answer.results.iter().map(|result| result.block_id.clone()).collect();
+        let r#type = answer.results.iter().find_map(|result| Some(result.events.first()?.r#type.clone()));
+        let question = EventsForBlockIdsRequest { r#type: r#type.expect("somebody paid"), block_ids: ids };
+        assert_eq!(
+            ask::<EventsResponse>(&generator, "GetEventsForBlockIDs", &question).expect("answers"),
+            answer
+        );
+        let refusal = |from, to| events(&generator, from, to).expect_err("is refused").code();
+        assert_eq!(refusal(1_000, 1_020), Code::InvalidArgument);
+        assert_eq!(refusal(1_028, 1_029), Code::OutOfRange);
+        assert_eq!(refusal(990, 1_001), Code::NotFound);
+    }
+
+    #[test]
+    fn the_unsealed_head_has_blocks_and_no_results() {
+        let generator = generator();
+        let header = |is_sealed| {
+            let question = proto::GetLatestBlockHeaderRequest { is_sealed };
+            let answer: proto::BlockHeaderResponse =
+                ask(&generator, "GetLatestBlockHeader", &question).expect("answers");
+            (answer.block.expect("a header"), answer.block_status)
+        };
+        let (sealed, status) = header(true);
+        assert_eq!((sealed.height, status), (1_027, BlockStatus::Sealed as i32));
+        let (latest, status) = header(false);
+        assert_eq!((latest.height, status), (1_029, BlockStatus::Finalized as i32));
+        let results = |id: &Bytes| {
+            let question = proto::GetTransactionsByBlockIdRequest { block_id: id.clone() };
+            ask::<proto::TransactionResultsResponse>(&generator, "GetTransactionResultsByBlockID", &question)
+        };
+        assert!(!results(&sealed.id).expect("answers").transaction_results.is_empty());
+        assert_eq!(results(&latest.id).expect_err("is refused").code(), Code::NotFound);
+        let below = proto::GetBlockByHeightRequest { height: 999, full_block_response: true };
+        let refusal =
+            ask::<proto::BlockResponse>(&generator, "GetBlockByHeight", &below).expect_err("is refused");
+        assert!(refusal.message().contains("less than the spork root block height 1000"), "{refusal}");
+    }
+
+    #[test]
+    fn accounts_and_scripts_are_answered_at_any_height() {
+        let generator = generator();
+        let state = generator.state();
+        let ledger = lock(&state).ledger.clone();
+        for height in [1_000, 1_027] {
+            for (address, truth) in ledger.accounts.all_at(height) {
+                let question = proto::GetAccountAtBlockHeightRequest {
+                    address: address.0.to_vec().into(),
+                    block_height: height,
+                };
+                let answer: proto::AccountResponse =
+                    ask(&generator, "GetAccountAtBlockHeight", &question).expect("answers");
+                let account = answer.account.expect("an account");
+                assert_eq!(
+                    (account.keys.len(), account.contracts.len()),
+                    (truth.keys.len(), truth.contracts.len())
+                );
+                let text = |kind: &str, value: &str| {
+                    Bytes::from(format!(r#"{{"type":"{kind}","value":"{value}"}}"#))
+                };
+                let question = proto::ExecuteScriptAtBlockHeightRequest {
+                    block_height: height,
+                    script: "access(all) fun main() { getBalance() }".into(),
+                    arguments: vec![
+                        text("Address", &address.to_string()),
+                        text("String", &ledger.flow_token().to_string()),
+                    ],
+                };
+                let answer: proto::ExecuteScriptResponse =
+                    ask(&generator, "ExecuteScriptAtBlockHeight", &question).expect("answers");
+                assert_eq!(answer.value, crate::cdc::ufix64(account.balance).0);
+            }
+        }
+        let unknown = proto::ExecuteScriptAtBlockHeightRequest { block_height: 1_000, ..Default::default() };
+        let refusal = ask::<proto::ExecuteScriptResponse>(&generator, "ExecuteScriptAtBlockHeight", &unknown);
+        assert_eq!(refusal.expect_err("is refused").code(), Code::InvalidArgument);
+    }
+}

@@ -54,8 +54,8 @@ pub struct Key {
     pub hash_algo: u8,
     /// Of 1000.
     pub weight: u32,
-    /// Whether it was revoked.
-    pub is_revoked: bool,
+    /// How an event told that it was revoked; `None`: it wasn't.
+    pub revoked: Option<KeyForm>,
     /// How an event told of it; `None`: none did, the account is as old as the chain.
     pub told: Option<KeyForm>,
 }
@@ -180,6 +180,8 @@ pub struct FlowTx {
     pub imports: Vec<ContractId>,
     /// The fee in units of 10^-8 FLOW.
     pub fee: u64,
+    /// Whether an event told of it: none does in the first block, and the chain's own transactions pay none.
+    pub is_fee_told: bool,
     /// What it used.
     pub computation: u64,
     /// How many events it has.
@@ -297,7 +299,7 @@ impl Ledger {
             hash_algo: key.hash_algo.into(),
             weight: key.weight,
             sequence_number: 0,
-            revoked: key.is_revoked,
+            revoked: key.revoked.is_some(),
         };
         Some(proto::Account {
             address: address.0.to_vec().into(),

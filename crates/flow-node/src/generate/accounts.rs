@@ -73,7 +73,7 @@ impl BlockBuilder<'_> {
             sign_algo: self.rng.random_range(1..=2),
             hash_algo: if self.chance(50) { 1 } else { 3 },
             weight: [1000, 500, 1][self.rng.random_range(0..3)],
-            is_revoked: false,
+            revoked: None,
             told: Some(told),
         };
         let public = cdc::bytes(&key.public_key);
@@ -120,7 +120,8 @@ impl BlockBuilder<'_> {
 
     pub fn revoke_key(&mut self, tx: &mut Tx, actor: FlowAddress) {
         let mut account = self.account(actor);
-        let alive: Vec<usize> = (0..account.keys.len()).filter(|at| !account.keys[*at].is_revoked).collect();
+        let alive: Vec<usize> =
+            (0..account.keys.len()).filter(|at| account.keys[*at].revoked.is_none()).collect();
         if account.created_height.is_none() || alive.len() < 2 {
             return self.add_key(tx, actor);
         }
@@ -141,7 +142,7 @@ impl BlockBuilder<'_> {
             }
             _ => cdc::number("Int", index),
         };
-        account.keys[index].is_revoked = true;
+        account.keys[index].revoked = Some(self.key_form());
         tx.event("flow.AccountKeyRemoved", &[("address", cdc::address(actor)), ("publicKey", told)]);
         self.set_account(actor, account);
     }

@@ -259,7 +259,8 @@ impl<'g> BlockBuilder<'g> {
                 proposer: tx.proposer,
                 authorizers: tx.authorizers,
                 imports: tx.imports,
-                fee: tx.fee,
+                fee: tx.fee.unwrap_or(0),
+                is_fee_told: tx.fee.is_some(),
                 computation,
                 events: tx.events.len() as u32,
             });

@@ -123,7 +123,7 @@ impl Generator {
                 sign_algo: 1,
                 hash_algo: 3,
                 weight: 1000,
-                is_revoked: false,
+                revoked: None,
                 told: None,
             };
             ledger.accounts.set(address, before, Account { keys: vec![key], ..Account::default() });

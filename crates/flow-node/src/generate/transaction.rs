@@ -23,7 +23,7 @@ pub(super) struct Tx {
     /// What the node says of a failure.
     pub error: Option<String>,
     pub is_system: bool,
-    pub fee: u64,
+    pub fee: Option<u64>,
 }
 
 impl Tx {
@@ -38,7 +38,7 @@ impl Tx {
             events: Vec::new(),
             error: None,
             is_system: false,
-            fee: 0,
+            fee: None,
         }
     }
 
@@ -116,7 +116,7 @@ impl BlockBuilder<'_> {
         } else {
             self.act(&mut tx, actor);
             // Some do several things.
-            while tx.events.len() < 40 && self.chance(12) {
+            while tx.events.len() < 40 && tx.authorizers == [actor] && self.chance(12) {
                 let (imports, script) = (std::mem::take(&mut tx.imports), tx.script.clone());
                 self.act(&mut tx, actor);
                 if !imports.is_empty() {
@@ -170,6 +170,6 @@ impl BlockBuilder<'_> {
                 ("executionEffort", cdc::ufix64(fee / 3)),
             ],
         );
-        tx.fee = fee;
+        tx.fee = Some(fee);
     }
 }

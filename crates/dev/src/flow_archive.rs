@@ -1,0 +1,315 @@
+//! The stores of a cairn that follows Flow, on SQLite or PostgreSQL: where a process finds them, and what stands in them.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgRawOptions, PgRawStore};
+use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
+use cairn_core::SystemClock;
+use cairn_flow::{FlowLayout, Network};
+use cairn_store::derived::{
+    DerivedDump, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, LeaseFilter, Row, Scan, TableDef,
+    Value,
+};
+use cairn_store::{Dump, RawDump, RawReader};
+use tokio::process::Command;
+
+use crate::databases::Databases;
+use crate::peer::{Peer, wait_until};
+
+/// Settings of every process: small ranges and chunks, so that there are many borders; short leases, so that what the dead held is soon
+/// taken over; forks of some dozens of blocks.
+const SETTINGS: [(&str, &str); 7] = [
+    ("CAIRN_DERIVE__RANGE_HEIGHTS", "100"),
+    ("CAIRN_DERIVE__CHUNK_HEIGHTS", "23"),
+    ("CAIRN_DERIVE__LEASE_TTL_S", "4"),
+    ("CAIRN_DERIVE__POLL_MS", "200"),
+    ("CAIRN_INGEST__MAX_REORG_DEPTH", "200"),
+    ("CAIRN_INGEST__POLL_MS", "100"),
+    // All there is in the databases, so that a dump of them is all there is.
+    ("CAIRN_PAYLOADS__URL", "none"),
+];
+
+/// Where one cairn keeps what it has.
+pub struct Archive {
+    /// `sqlite` or `postgres`.
+    pub backend: &'static str,
+    folder: PathBuf,
+    databases: Option<Databases>,
+    cairn: PathBuf,
+    starts: std::cell::Cell<u32>,
+}
+
+/// A store of blocks.
+pub trait Raw: RawReader + RawDump + ErrorLog {}
+impl<T: RawReader + RawDump + ErrorLog> Raw for T {}
+
+/// A store of derived tables.
+pub trait App: DerivedReader + DerivedDump {}
+impl<T: DerivedReader + DerivedDump> App for T {}
+
+impl Archive {
+    /// In a folder of its own.
+    pub fn sqlite(cairn: &Path, folder: &Path, name: &str) -> Result<Archive> {
+        let folder = folder.join(format!("{name}-sqlite"));
+        std::fs::create_dir_all(&folder)?;
+        let starts = std::cell::Cell::default();
+        Ok(Archive { backend: "sqlite", folder, databases: None, cairn: cairn.to_owned(), starts })
+    }
+
+    /// In databases of its own; logs in a folder.
+    pub async fn postgres(cairn: &Path, folder: &Path, name: &str, server: &str) -> Result<Archive> {
+        let folder = folder.join(format!("{name}-postgres"));
+        std::fs::create_dir_all(&folder)?;
+        let databases = Some(Databases::make(server, &format!("cairn_flow_{name}")).await?);
+        let starts = std::cell::Cell::default();
+        Ok(Archive { backend: "postgres", folder, databases, cairn: cairn.to_owned(), starts })
+    }
+
+    /// Of the raw and of the app database, on PostgreSQL.
+    pub fn urls(&self) -> Option<&[String; 2]> {
+        self.databases.as_ref().map(|databases| &databases.urls)
+    }
+
+    /// `cairn run` from an access node whose first height is `root`.
+    pub fn run(&self, node: &str, root: u64, more: &[&str], settings: &[(&str, &str)]) -> Result<Peer> {
+        let mut command = Command::new(&self.cairn);
+        command.args(["run", "--network", "emulator", "--from", &root.to_string()]);
+        command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]).args(more);
+        command.arg("--data").arg(self.folder.join("data"));
+        // Ours, not a setting of cairn's.
+        command.env_remove("CAIRN_TEST_PG_URL").envs(SETTINGS);
+        // As often as it goes: the node has no limit unless it is given one.
+        let access = format!("[{{url = \"{node}\", requests_per_s = 0, scripts_per_s = 0}}]");
+        command.env("CAIRN_CHAIN__ACCESS", access).envs(settings.iter().copied());
+        if let Some([raw, app]) = self.urls() {
+            command.env("DB_RAW_URL", raw).env("DB_APP_URL", app);
+        }
+        self.starts.set(self.starts.get() + 1);
+        let log = self.folder.join(format!("cairn-{}.log", self.starts.get()));
+        Peer::start("cairn run", command, &log)
+    }
+
+    /// The raw store, for reading.
+    pub async fn raw(&self) -> Result<Arc<dyn Raw>> {
+        let layout = Arc::new(FlowLayout::new(Network::Emulator));
+        Ok(match self.urls() {
+            Some([raw, _]) => {
+                let mut options = PgRawOptions::new(raw.clone());
+                (options.read_only, options.layout, options.snapshot_max_ms) = (true, layout, None);
+                Arc::new(PgRawStore::open(options, None).await?)
+            }
+            None => {
+                let mut options = SqliteOptions::new(self.folder.join("data"));
+                (options.read_only, options.snapshot_max_ms) = (true, None);
+                Arc::new(SqliteStore::open(options, Arc::new(SystemClock)).await?)
+            }
+        })
+    }
+
+    /// The app store, for reading.
+    pub async fn app(&self) -> Result<Arc<dyn App>> {
+        let catalog = cairn_explorer::processors::flow_catalog()?;
+        Ok(match self.urls() {
+            Some([_, app]) => {
+                let mut options = PgDerivedOptions::new(app.clone());
+                options.snapshot_max_ms = None;
+                Arc::new(PgDerived::open(options, catalog, None).await?)
+            }
+            None => {
+                let mut options = SqliteDerivedOptions::read_only(self.folder.join("data"));
+                options.snapshot_max_ms = None;
+                Arc::new(SqliteDerived::open(options, catalog, Arc::new(SystemClock)).await?)
+            }
+        })
+    }
+
+    /// Everything that counts in both.
+    pub async fn dumps(&self) -> Result<(Dump, Dump)> {
+        let (raw, app) = (self.raw().await?, self.app().await?);
+        Ok((RawDump::dump(&*raw).await?, DerivedDump::dump(&*app).await?))
+    }
+
+    /// Waits until both stores stand at this block, every reorg is applied and every worker has come as far.
+    pub async fn settle(&self, tip: (u64, String), process: &mut Peer, limit: Duration) -> Result<()> {
+        let both = std::cell::RefCell::new(None);
+        let waited = wait_until("everything is derived", limit, || async {
+            if both.borrow().is_none() {
+                let opened = (self.raw().await?, self.app().await?);
+                both.replace(Some(opened));
+            }
+            let (raw, app) = both.borrow().clone().context("just opened")?;
+            let stored = raw.snapshot().await?.head().clone();
+            let Some(found) = stored.tip else { return Ok(Some("no raw tip".into())) };
+            if (found.height.get(), found.id.to_string()) != tip {
+                return Ok(Some(format!("raw tip {found}, node {tip:?}")));
+            }
+            let snapshot = app.snapshot().await?;
+            let forks = snapshot.forks();
+            if !forks.is_settled() || forks.applied.id != stored.newest_reorg.id {
+                return Ok(Some(format!("reorg {} of {}", forks.applied.id, stored.newest_reorg.id)));
+            }
+            match snapshot.checkpoints().iter().find(|checkpoint| checkpoint.last() != Some(found)) {
+                Some(checkpoint) => Ok(Some(format!("{checkpoint:?}"))),
+                None => Ok(None),
+            }
+        });
+        let waited = tokio::select! {
+            waited = waited => waited,
+            ended = ends(process) => ended,
+        };
+        waited.with_context(|| process.log_tail())?;
+        let dead = LeaseFilter { dead: true, limit: 10, ..LeaseFilter::default() };
+        if let Some(lease) = self.app().await?.snapshot().await?.leases(&dead).await?.first() {
+            bail!("a dead lease: {lease:?}");
+        }
+        Ok(())
+    }
+
+    /// Fails with the first error of the log.
+    pub async fn no_errors(&self) -> Result<()> {
+        let filter = ErrorFilter { resolved: true, limit: 10, ..ErrorFilter::default() };
+        let errors = self.raw().await?.list(&filter).await?;
+        ensure!(errors.is_empty(), "{} errors are logged, the first: {:?}", errors.len(), errors.first());
+        Ok(())
+    }
+
+    /// Drops its databases.
+    pub async fn drop(self) -> Result<()> {
+        match self.databases {
+            Some(databases) => databases.drop().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Fails when the process has ended.
+async fn ends(process: &mut Peer) -> Result<()> {
+    loop {
+        process.check_alive()?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The rows of a table, read by the names of their columns.
+pub struct Table {
+    def: &'static TableDef,
+    rows: Vec<Row>,
+}
+
+/// One row.
+#[derive(Clone, Copy)]
+pub struct Named<'t> {
+    def: &'static TableDef,
+    row: &'t Row,
+}
+
+impl Table {
+    /// All rows that can be seen.
+    pub async fn read(snapshot: &dyn DerivedSnapshot, def: &'static TableDef) -> Result<Table> {
+        let mut rows = Vec::new();
+        let mut scan = Scan::new(def.name, cairn_store::derived::MAX_SCAN_ROWS);
+        loop {
+            let page = snapshot.scan(&scan).await?;
+            rows.extend(page.rows);
+            match page.more {
+                Some(place) => scan.lower = Bound::Excluded(place),
+                None => return Ok(Table { def, rows }),
+            }
+        }
+    }
+
+    /// Each row.
+    pub fn iter(&self) -> impl Iterator<Item = Named<'_>> {
+        self.rows.iter().map(|row| Named { def: self.def, row })
+    }
+
+    /// Rows as keys and values, each key once.
+    pub fn map<K: Ord + std::fmt::Debug, V>(
+        &self,
+        entry: impl Fn(Named<'_>) -> Result<Option<(K, V)>>,
+    ) -> Result<BTreeMap<K, V>> {
+        let mut map = BTreeMap::new();
+        for row in self.iter() {
+            if let Some((key, value)) = entry(row)? {
+                ensure!(!map.contains_key(&key), "{}: {key:?} stands there twice", self.def.name);
+                map.insert(key, value);
+            }
+        }
+        Ok(map)
+    }
+}
+
+impl Named<'_> {
+    /// A column's value.
+    pub fn value(&self, column: &str) -> Result<&Value> {
+        let at = self.def.columns.iter().position(|one| one.name == column);
+        at.and_then(|at| self.row.0.get(at))
+            .with_context(|| format!("{} has no column {column}", self.def.name))
+    }
+
+    fn wrong(&self, column: &str) -> String {
+        format!("{}.{column}: {:?}", self.def.name, self.value(column).ok())
+    }
+
+    /// A number.
+    pub fn int(&self, column: &str) -> Result<u64> {
+        let number = self.value(column)?.as_int().and_then(|number| u64::try_from(number).ok());
+        number.with_context(|| self.wrong(column))
+    }
+
+    /// An amount, or a sum that isn't negative, as its digits; `None` for null.
+    pub fn digits(&self, column: &str) -> Result<Option<String>> {
+        Ok(match self.value(column)? {
+            Value::Null => None,
+            Value::Amount(amount) => Some(amount.to_string()),
+            Value::Sum(sum) => Some(sum.to_amount().with_context(|| self.wrong(column))?.to_string()),
+            _ => bail!(self.wrong(column)),
+        })
+    }
+
+    /// Bytes as hex; `None` for null.
+    pub fn hex(&self, column: &str) -> Result<Option<String>> {
+        match self.value(column)? {
+            Value::Null => Ok(None),
+            value => {
+                Ok(Some(alloy_primitives::hex::encode(value.as_bytes().with_context(|| self.wrong(column))?)))
+            }
+        }
+    }
+
+    /// Text; `None` for null.
+    pub fn text(&self, column: &str) -> Result<Option<String>> {
+        match self.value(column)? {
+            Value::Null => Ok(None),
+            value => Ok(Some(value.as_text().with_context(|| self.wrong(column))?.to_owned())),
+        }
+    }
+
+    /// A truth value.
+    pub fn boolean(&self, column: &str) -> Result<bool> {
+        self.value(column)?.as_bool().with_context(|| self.wrong(column))
+    }
+}
+
+/// Fails with the first entry in which two maps differ.
+pub fn same<K: Ord + std::fmt::Debug, V: PartialEq + std::fmt::Debug>(
+    what: &str,
+    truth: &BTreeMap<K, V>,
+    found: &BTreeMap<K, V>,
+) -> Result<usize> {
+    for (key, value) in truth {
+        match found.get(key) {
+            Some(other) if other == value => {}
+            other => bail!("{what}: {key:?} is {value:?}, the table has {other:?}"),
+        }
+    }
+    if let Some((key, value)) = found.iter().find(|(key, _)| !truth.contains_key(key)) {
+        bail!("{what}: the table has {key:?}: {value:?}, which isn't so");
+    }
+    Ok(truth.len())
+}

@@ -1,0 +1,350 @@
+//! Flow from an access node that is made up, on SQLite and PostgreSQL: tables against the ledger of the chain while it forks and a process is
+//! killed, and the reliability document's §8 in its own terms.
+//!
+//! The node speaks the Access API over gRPC, and its chain comes from a seed (`cairn-flow-node`): flow-emulator is a Go module that can't be had
+//! everywhere, and has neither seals nor limits.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use cairn_backends::postgres::{PgOptions, PgPool};
+use cairn_core::Height;
+use cairn_explorer::processors::FLOW;
+use cairn_flow_node::{Behaviour, FlowNode, Generator, GeneratorOptions};
+use clap::Args;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::flow_archive::{App, Archive, Raw};
+use crate::flow_truth::Truth;
+use crate::peer::Peer;
+use crate::report::{Report, figure};
+
+/// How long everything may need to come to the node's head.
+const CATCH_UP: Duration = Duration::from_secs(90);
+/// The reliability document's queries, as they stand there.
+const LEASES: &str = "SELECT worker_type, status, COUNT(*) FROM app.worker_leases GROUP BY 1, 2 ORDER BY 1;";
+const ERRORS: &str = "SELECT COUNT(*) FROM raw.indexing_errors;";
+const CHECKPOINTS: &str = "SELECT * FROM app.indexing_checkpoints ORDER BY service_name;";
+const DEAD: &str = "SELECT * FROM app.worker_leases WHERE status = 'FAILED' AND attempt >= 20;";
+const OPEN: &str = "SELECT worker_type, from_height, to_height
+FROM app.worker_leases
+WHERE status != 'COMPLETED'
+ORDER BY worker_type, from_height;";
+
+/// Where things are, and how much.
+#[derive(Args)]
+pub struct Options {
+    /// The cairn binary.
+    #[arg(long)]
+    cairn: PathBuf,
+    /// A PostgreSQL server on which databases may be made.
+    #[arg(long)]
+    postgres: String,
+    /// Blocks before anything forks.
+    #[arg(long, default_value_t = 800)]
+    blocks: u64,
+    /// How often the chain grows and is taken back.
+    #[arg(long, default_value_t = 4)]
+    rounds: usize,
+    /// Decides the chain and its forks.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Keep logs in this folder, and the databases.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+/// Runs it and prints its cases.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let temporary = tempfile::tempdir()?;
+    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&folder)?;
+    println!("seed {}", options.seed);
+    let mut report = Report::default();
+    let live = archives(&options, &folder, "live").await?;
+    let clean = archives(&options, &folder, "clean").await?;
+    let played = play(&options, &live, &clean, &mut report).await;
+    if options.keep.is_none() {
+        for archive in live.into_iter().chain(clean) {
+            archive.drop().await?;
+        }
+    }
+    played?;
+    Ok(report.finish())
+}
+
+async fn archives(options: &Options, folder: &Path, name: &str) -> Result<Vec<Archive>> {
+    let sqlite = Archive::sqlite(&options.cairn, folder, name)?;
+    Ok(vec![sqlite, Archive::postgres(&options.cairn, folder, name, &options.postgres).await?])
+}
+
+/// An archive with the process that works on it.
+struct Follower<'a> {
+    archive: &'a Archive,
+    process: Peer,
+}
+
+async fn play(options: &Options, live: &[Archive], clean: &[Archive], report: &mut Report) -> Result<()> {
+    let root = GeneratorOptions::new(options.seed).root_height;
+    let mut generator = Generator::new(GeneratorOptions::new(options.seed), Behaviour::default());
+    generator.grow(options.blocks);
+    let node = FlowNode::serve(generator.state()).await?;
+    let mut followers = Vec::new();
+    for archive in live {
+        followers.push(Follower { archive, process: archive.run(&node.url, root, &[], &[])? });
+    }
+    let mut rng = SmallRng::seed_from_u64(options.seed);
+    let begun = Instant::now();
+    if !compare(report, "from the root", &node, &mut followers).await {
+        return Ok(());
+    }
+    figure("flow_first_catch_up_s", format!("{:.1}", begun.elapsed().as_secs_f64()), "s");
+    for round in 0..options.rounds {
+        let mut what = Vec::new();
+        for _ in 0..rng.random_range(1..4) {
+            for _ in 0..rng.random_range(2..8) {
+                generator.grow(rng.random_range(1..4));
+                tokio::time::sleep(Duration::from_millis(rng.random_range(20..150))).await;
+            }
+            let depth = rng.random_range(1..40);
+            generator.rollback(depth);
+            // At times it stays shorter than it was for a while.
+            generator.grow(rng.random_range(0..depth + 3));
+            what.push(depth.to_string());
+        }
+        let killed = round % 2 == 1;
+        if killed {
+            for Follower { archive, process } in std::mem::take(&mut followers) {
+                process.kill().await?;
+                followers.push(Follower { archive, process: archive.run(&node.url, root, &[], &[])? });
+            }
+            generator.rollback(5);
+        }
+        generator.grow(45);
+        let killed = if killed { " and kill -9" } else { "" };
+        let name = format!("after {} blocks were taken back{killed}", what.join(", "));
+        if !compare(report, &name, &node, &mut followers).await {
+            return Ok(());
+        }
+    }
+    // Up to the end of a range, so that the last one can be completed too.
+    let tip = generator.sealed_height();
+    generator.grow((tip + 1).next_multiple_of(100) - 1 - tip);
+    compare(report, "in the end", &node, &mut followers).await;
+    for follower in followers {
+        let name = format!("{}: SIGTERM ends it with success", follower.archive.backend);
+        let ended = async {
+            let (status, _) = follower.process.terminate(Duration::from_secs(25)).await?;
+            ensure!(status.success(), "ended with {status}");
+            Ok(())
+        };
+        report.case(name, ended).await;
+    }
+    let blocks = generator.sealed_height() + 1 - root;
+    figure("flow_blocks", blocks, "blocks");
+    let again = FlowNode::serve(generator.copy(Behaviour::default())).await?;
+    for (live, clean) in live.iter().zip(clean) {
+        reliability(report, clean, &again, root).await;
+        report
+            .case(format!("{}: both dumps are those of a clean run", clean.backend), async {
+                let ((raw, app), (clean_raw, clean_app)) = (live.dumps().await?, clean.dumps().await?);
+                for (what, ours, theirs) in [("raw", &raw, &clean_raw), ("app", &app, &clean_app)] {
+                    ensure!(
+                        theirs.lines.len() > 1_000,
+                        "the clean run's {what} dump has {} lines",
+                        theirs.lines.len()
+                    );
+                    if let Some((ours, theirs)) = ours.first_difference(theirs) {
+                        bail!("the {what} dumps differ:\n  forked: {ours}\n  clean:  {theirs}");
+                    }
+                }
+                figure(
+                    &format!("flow_dump_lines_{}", clean.backend),
+                    raw.lines.len() + app.lines.len(),
+                    "lines",
+                );
+                Ok(())
+            })
+            .await;
+    }
+    Ok(())
+}
+
+fn tip(node: &FlowNode) -> Result<(u64, String)> {
+    let state = node.state();
+    let tip = state.chain.sealed().context("no block")?;
+    Ok((tip.header.height, format!("0x{}", alloy_primitives::hex::encode(&tip.id))))
+}
+
+/// Waits for every follower, and compares every table of each. Whether all came as far.
+async fn compare(report: &mut Report, when: &str, node: &FlowNode, followers: &mut [Follower<'_>]) -> bool {
+    let mut all = true;
+    for Follower { archive, process } in followers {
+        let backend = archive.backend;
+        let settled = async { archive.settle(tip(node)?, process, CATCH_UP).await };
+        if !report.case(format!("{backend}: everything is derived {when}"), settled).await {
+            all = false;
+            continue;
+        }
+        let compared = async {
+            // Nothing changes any more, so the ledger need not be held.
+            let ledger = node.state().ledger.clone();
+            let app = archive.app().await?;
+            let snapshot = app.snapshot().await?;
+            let truth = Truth { ledger: &ledger, height: tip(node)?.0, snapshot: &*snapshot };
+            Ok((
+                truth.balances().await,
+                truth.items().await,
+                truth.keys().await,
+                truth.contracts().await,
+                truth.evm().await,
+                truth.transactions().await,
+                truth.metadata().await,
+                archive.no_errors().await,
+            ))
+        };
+        let (balances, items, keys, contracts, evm, transactions, metadata, errors) = match compared.await {
+            Ok(compared) => compared,
+            Err(error) => {
+                let error: anyhow::Error = error;
+                report.fail(format!("{backend}: tables {when}"), format!("{error:#}"));
+                continue;
+            }
+        };
+        for (what, compared) in [
+            ("balances", balances),
+            ("items", items),
+            ("accounts and keys", keys),
+            ("contracts", contracts),
+            ("EVM transactions, logs and owners", evm),
+            ("transactions", transactions),
+            ("names and supplies", metadata),
+        ] {
+            let count = compared.as_ref().copied().unwrap_or(0);
+            report
+                .case(format!("{backend}: {what} are the ledger's {when}: {count}"), async {
+                    compared.map(drop)
+                })
+                .await;
+        }
+        report.case(format!("{backend}: no error is logged {when}"), async { errors }).await;
+    }
+    all
+}
+
+/// §8 of the reliability document: all workers over about 1,000 blocks; downstream ones wait for upstream ones.
+async fn reliability(report: &mut Report, archive: &Archive, node: &FlowNode, root: u64) {
+    let backend = archive.backend;
+    let seen = RefCell::new(Waits::default());
+    let all = async {
+        let mut process = archive.run(&node.url, root, &["--exit-after-head"], &[])?;
+        let looking = async {
+            loop {
+                // Its stores aren't there at once.
+                if let Ok(stores) = futures::try_join!(archive.raw(), archive.app()) {
+                    let (raw, app) = stores;
+                    while seen.borrow_mut().look(&*raw, &*app).await.is_ok() {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let ended = tokio::select! {
+            ended = process.wait(CATCH_UP) => ended?,
+            never = looking => never,
+        };
+        ensure!(ended.success(), "it ended with {ended}");
+        Ok(())
+    };
+    report.case(format!("{backend}: a run with all workers ends at the node's head"), all).await;
+    let waits = seen.into_inner();
+    let seen: Vec<String> = waits.seen.iter().map(|(service, looks)| format!("{service} {looks}")).collect();
+    println!(
+        "  looked {} times; at its upstream's checkpoint, below the raw tip: {}",
+        waits.looks,
+        seen.join(", ")
+    );
+    report
+        .case(format!("{backend}: downstream workers wait for upstream ones"), async { waits.check() })
+        .await;
+    let Some([raw, app]) = archive.urls() else { return };
+    report
+        .case(format!("{backend}: the verification queries say what they should"), queries(raw, app, node))
+        .await;
+}
+
+/// What was seen of workers that depend on others.
+#[derive(Default)]
+struct Waits {
+    looks: u64,
+    /// How often each had done all that its upstreams had, and the raw tip was above that.
+    seen: BTreeMap<&'static str, u64>,
+    /// One that was ahead of an upstream.
+    ahead: Option<String>,
+}
+
+impl Waits {
+    async fn look(&mut self, raw: &dyn Raw, app: &dyn App) -> Result<()> {
+        // The raw store first: its tip may have risen since, never fallen.
+        let tip = raw.snapshot().await?.head().tip.map_or(Height::ZERO, |tip| tip.height);
+        let snapshot = app.snapshot().await?;
+        self.looks += 1;
+        let next = |name: &str| snapshot.checkpoint(name).map_or(Height::ZERO, |found| found.next);
+        for one in FLOW {
+            let (name, upstreams) = (one.service.name, one.service.upstreams);
+            let Some(limit) = upstreams.iter().map(|upstream| next(upstream)).min() else { continue };
+            if next(name) > limit {
+                self.ahead =
+                    Some(format!("{name} is at {}, its upstreams {upstreams:?} at {limit}", next(name)));
+            }
+            if next(name) == limit && limit <= tip {
+                *self.seen.entry(name).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(ahead) = &self.ahead {
+            bail!("{ahead}");
+        }
+        for one in FLOW.iter().filter(|one| !one.service.upstreams.is_empty()) {
+            let name = one.service.name;
+            ensure!(self.seen.contains_key(name), "{name} was not seen to wait, in {} looks", self.looks);
+        }
+        Ok(())
+    }
+}
+
+/// The queries, each in the database that has its table.
+async fn queries(raw: &str, app: &str, node: &FlowNode) -> Result<()> {
+    let (raw, app) = (PgPool::new(PgOptions::new(raw))?, PgPool::new(PgOptions::new(app))?);
+    let errors: i64 = raw.get().await?.query_one(ERRORS, &[]).await?.try_get(0)?;
+    ensure!(errors == 0, "{errors} errors are logged");
+    let app = app.get().await?;
+    let mut leases = 0i64;
+    for row in app.query(LEASES, &[]).await? {
+        let (service, status, count): (String, String, i64) =
+            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        println!("  {service} {status} {count}");
+        ensure!(status == "COMPLETED", "{count} leases of {service} are {status}");
+        leases += count;
+    }
+    let tip = tip(node)?.0 as i64;
+    let checkpoints = app.query(CHECKPOINTS, &[]).await?;
+    for row in &checkpoints {
+        let (service, height): (String, i64) = (row.try_get("service_name")?, row.try_get("last_height")?);
+        ensure!(height == tip, "the checkpoint of {service} is {height}, the node's head {tip}");
+    }
+    ensure!(checkpoints.len() == FLOW.len(), "{} checkpoints of {} services", checkpoints.len(), FLOW.len());
+    ensure!(app.query(DEAD, &[]).await?.is_empty(), "there are dead leases");
+    ensure!(app.query(OPEN, &[]).await?.is_empty(), "there are leases that aren't completed");
+    figure("flow_leases_completed", leases, "leases");
+    Ok(())
+}
