@@ -4,14 +4,20 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::Arc;
 
-use cairn_explorer::processors::{EVM, evm_catalog};
-use cairn_store::derived::{ColumnType, Merge, TableClass};
+use cairn_explorer::processors::{EVM, FLOW, Registration, evm_catalog, flow_catalog};
+use cairn_store::derived::{Catalog, ColumnType, Merge, Table, TableClass};
 
-/// Every table as text: what backends make their SQL from.
-fn printed() -> String {
+/// The tables of every chain.
+fn catalogs() -> [Catalog; 2] {
+    [evm_catalog().unwrap(), flow_catalog().unwrap()]
+}
+
+/// Tables as text: what backends make their SQL from.
+fn printed<'t>(tables: impl IntoIterator<Item = &'t Arc<Table>>) -> String {
     let mut out = String::new();
-    for table in evm_catalog().unwrap().tables() {
+    for table in tables {
         let def = table.def();
         writeln!(out, "table {} by {} as {:?}", def.name, def.service, def.class).unwrap();
         for column in def.columns {
@@ -41,8 +47,14 @@ fn printed() -> String {
 
 #[test]
 fn golden_tables() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables.txt");
-    let printed = printed();
+    let [evm, flow] = catalogs();
+    hold("tables.txt", printed(evm.tables()));
+    // What only Flow has.
+    hold("flow_tables.txt", printed(flow.tables().iter().filter(|table| evm.table(table.name()).is_err())));
+}
+
+fn hold(name: &str, printed: String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("CAIRN_WRITE_GOLDEN").is_some() {
         std::fs::write(&path, &printed).unwrap();
     }
@@ -57,17 +69,36 @@ fn golden_tables() {
 }
 
 #[test]
+fn chains_share_the_tables_of_one_name() {
+    let [evm, flow] = catalogs();
+    let shared = flow.tables().iter().filter_map(|table| Some((table, evm.table(table.name()).ok()?)));
+    let shared: Vec<&str> = shared
+        .map(|(table, other)| {
+            assert!(std::ptr::eq(table.def(), other.def()), "{}", table.name());
+            table.name()
+        })
+        .collect();
+    assert_eq!(shared.len(), evm.tables().len(), "Flow has every table that EVM chains have");
+}
+
+#[test]
 fn services_and_tables_name_each_other() {
-    let names: BTreeSet<&str> = EVM.iter().map(|registration| registration.service.name).collect();
-    assert_eq!(names.len(), EVM.len());
-    for (at, registration) in EVM.iter().enumerate() {
+    for registrations in [EVM, FLOW] {
+        of_one_chain(registrations);
+    }
+}
+
+fn of_one_chain(registrations: &[Registration]) {
+    let names: BTreeSet<&str> = registrations.iter().map(|registration| registration.service.name).collect();
+    assert_eq!(names.len(), registrations.len());
+    for (at, registration) in registrations.iter().enumerate() {
         let service = registration.service;
         for table in service.tables {
             assert_eq!(table.service, service.name, "{}", table.name);
         }
         // Upstreams come first, so that the order of registration is an order of the graph.
         for upstream in service.upstreams {
-            let place = EVM.iter().position(|registration| registration.service.name == *upstream);
+            let place = registrations.iter().position(|registration| registration.service.name == *upstream);
             assert!(place.is_some_and(|place| place < at), "{} of {}", upstream, service.name);
         }
     }
@@ -75,7 +106,7 @@ fn services_and_tables_name_each_other() {
 
 #[test]
 fn p06_there_is_no_narrow_integer_and_positions_are_whole() {
-    for table in evm_catalog().unwrap().tables() {
+    for table in catalogs().iter().flat_map(|catalog| catalog.tables()) {
         let def = table.def();
         // `Int` has 64 bits in every backend; a list's index of an event table ends in its full position.
         let TableClass::Events { .. } = def.class else { continue };
@@ -88,6 +119,9 @@ fn p06_there_is_no_narrow_integer_and_positions_are_whole() {
             let expected: &[&str] = match def.name {
                 "ft_transfers" | "nft_transfers" => &["transaction_index", "event_index", "sub_index"],
                 "evm_logs" => &["log_index"],
+                "account_key_events" | "coa_accounts" | "contract_versions" => {
+                    &["transaction_index", "event_index"]
+                }
                 "smart_contracts" if index.name == "by_creator" => &["transaction_index", "address"],
                 _ => &["transaction_index"],
             };
@@ -99,7 +133,7 @@ fn p06_there_is_no_narrow_integer_and_positions_are_whole() {
 #[test]
 fn columns_that_order_a_list_are_never_null() {
     // A null column may only be asked for by equality: it comes before every column that orders.
-    for table in evm_catalog().unwrap().tables() {
+    for table in catalogs().iter().flat_map(|catalog| catalog.tables()) {
         let def = table.def();
         for index in def.indexes {
             let columns = table.index_columns(Some(index.name)).unwrap();

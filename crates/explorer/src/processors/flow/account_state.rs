@@ -1,8 +1,9 @@
 //! `account_state_worker`: accounts, their keys and their contracts as they are now, folded in chain order.
 //!
 //! A key has an index among all keys that its account was ever given. Events of before Cadence 1.0 don't say it, so those keys are
-//! counted: the row of the account carries them until the row is settled, when it is known how many there were before. A revocation that names
-//! the key by its bytes, as the oldest did, changes no row, since an account may have the same key twice: it is in `account_key_events`.
+//! counted: the row of the account carries them until the row is settled, when it is known how many there were before. That is known only of
+//! accounts whose creation the archive has seen; other accounts' keys without an index stay in `account_key_events`. There, too, stays a
+//! revocation that names the key by its bytes, as the oldest did: an account may have the same key twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use cairn_store::derived::{Row, TableDef, Value};
 use crate::names::{ACCOUNT_STATE_WORKER, ACCOUNTS_WORKER, META_WORKER};
 use crate::processors::Settings;
 use crate::tables::flow::accounts::{
-    ACCOUNT_CREATIONS, ACCOUNT_KEY_EVENTS, ACCOUNT_KEYS, AccountKeyEvent, AccountState, FLOW_ACCOUNTS,
-    KEY_COUNT, KEYS_WITHOUT_INDEX, KeyFields, account_key,
+    ACCOUNT_CREATIONS, ACCOUNT_KEY_EVENTS, ACCOUNT_KEYS, AccountKeyEvent, AccountState, CREATED_HEIGHT,
+    FLOW_ACCOUNTS, KEY_COUNT, KEYS_WITHOUT_INDEX, KeyFields, account_key,
 };
 use crate::tables::flow::contracts::{
     ACCOUNT_CONTRACTS, CONTRACT_VERSIONS, ContractVersion, account_contract,
@@ -120,6 +121,9 @@ impl Folder for AccountStateWorker {
         else {
             return;
         };
+        if after.0.get(CREATED_HEIGHT).is_none_or(Value::is_null) {
+            return;
+        }
         let count = before.and_then(|row| row.0.get(KEY_COUNT)?.as_int()).unwrap_or(0).max(0) as u64;
         let height = after.0.last().and_then(Value::as_int).unwrap_or(0).max(0) as u64;
         // What this very folder encoded.

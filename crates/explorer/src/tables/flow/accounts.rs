@@ -211,7 +211,8 @@ impl AccountKeyEvent {
 }
 
 /// The keys of accounts as they are now. A revoked key keeps its row. Of one that was revoked but never seen to be added (the archive
-/// begins later) the row has its index alone.
+/// begins later) the row has its index alone. Not here, but in [`ACCOUNT_KEY_EVENTS`]: keys whose index neither an event says nor counting from
+/// the account's creation, and revocations that don't say it (both of before Cadence 1.0).
 pub static ACCOUNT_KEYS: TableDef = TableDef {
     name: "account_keys",
     service: ACCOUNT_STATE_WORKER,
@@ -266,7 +267,9 @@ pub static FLOW_ACCOUNTS: TableDef = TableDef {
     indexes: &[],
 };
 
-/// The place of `key_count` in a row of [`FLOW_ACCOUNTS`].
+/// The place of `created_height` in a row of [`FLOW_ACCOUNTS`].
+pub const CREATED_HEIGHT: usize = 1;
+/// The place of `key_count`.
 pub const KEY_COUNT: usize = 2;
 /// The place of `keys_without_index`.
 pub const KEYS_WITHOUT_INDEX: usize = 4;
