@@ -1,0 +1,343 @@
+//! Every table over a generated chain, held against the ledger of what was done there: keys and contracts of every age, tokens of every
+//! form, EVM, failures, hostile data. The generator reads no events, and this crate none of the generator's code.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use alloy_primitives::{Address, B256};
+use cairn_core::RawBlock;
+use cairn_flow::{BlockParts, FlowAddress, assemble};
+use cairn_flow_node::ledger::KeyForm;
+use cairn_flow_node::{Behaviour, ContractId, Generator, GeneratorOptions, Ledger};
+use cairn_store::derived::{Row, Sum, U256, Value};
+
+mod support;
+use support::flow::get;
+use support::world::{World, run};
+
+/// The sealed blocks from a height on.
+fn blocks(generator: &Generator, from: u64) -> Vec<RawBlock> {
+    let state = generator.state();
+    let state = state.lock().unwrap();
+    let of = state.chain.blocks().filter(|block| block.header.height >= from);
+    of.map(|block| {
+        let parts = BlockParts {
+            block: block.block.clone(),
+            transactions: block.transactions.iter().map(|tx| tx.transaction.clone()).collect(),
+            results: block.transactions.iter().map(|tx| tx.result.clone()).collect(),
+            execution_result: block.execution_result.clone(),
+        };
+        assemble(&parts).unwrap()
+    })
+    .collect()
+}
+
+/// A row of a table, column by column.
+struct Read<'r>(&'static str, &'r Row);
+
+impl Read<'_> {
+    fn value(&self, column: &str) -> &Value {
+        get(self.0, self.1, column)
+    }
+
+    fn flow(&self, column: &str) -> Option<FlowAddress> {
+        self.value(column).as_bytes().map(|bytes| FlowAddress(bytes[..].try_into().unwrap()))
+    }
+
+    fn evm(&self, column: &str) -> Option<Address> {
+        self.value(column).as_bytes().map(|bytes| Address::from_slice(bytes))
+    }
+
+    fn bytes(&self, column: &str) -> Vec<u8> {
+        self.value(column).as_bytes().unwrap().to_vec()
+    }
+
+    fn text(&self, column: &str) -> String {
+        self.value(column).as_text().unwrap().to_owned()
+    }
+
+    fn number(&self, column: &str) -> u64 {
+        match self.value(column) {
+            Value::Amount(amount) => amount.try_into().unwrap(),
+            other => other.as_int().unwrap().try_into().unwrap(),
+        }
+    }
+
+    fn is(&self, column: &str) -> bool {
+        self.value(column).as_bool().unwrap()
+    }
+
+    fn contract(&self, address: &str) -> ContractId {
+        ContractId::new(self.flow(address).unwrap(), &self.text("contract_name"))
+    }
+}
+
+async fn check(world: &World, ledger: &Ledger, tip: u64) {
+    check_tokens(world, ledger, tip).await;
+    check_accounts(world, ledger, tip).await;
+    check_transactions(world, ledger).await;
+    check_evm(world, ledger).await;
+}
+
+async fn check_tokens(world: &World, ledger: &Ledger, tip: u64) {
+    let mut balances = BTreeMap::new();
+    for row in world.rows("ft_holdings").await {
+        let row = Read("ft_holdings", &row);
+        let balance = *row.value("balance").as_sum().unwrap();
+        if !balance.is_zero() {
+            let balance: u64 = balance.to_amount().unwrap().try_into().unwrap();
+            balances.insert((row.contract("token_contract_address"), row.flow("address").unwrap()), balance);
+        }
+    }
+    assert_eq!(balances, ledger.balances(tip));
+    let mut held: BTreeMap<ContractId, Sum> = BTreeMap::new();
+    for ((token, _), balance) in &balances {
+        let sum = held.entry(token.clone()).or_default();
+        *sum = *sum + Sum::from(U256::from(*balance));
+    }
+    for row in world.rows("token_stats").await {
+        let row = Read("token_stats", &row);
+        let sum = held.get(&row.contract("contract_address")).copied().unwrap_or_default();
+        assert_eq!(row.value("net_minted").as_sum(), Some(&sum));
+    }
+    let mut items = BTreeMap::new();
+    for row in world.rows("nft_ownership").await {
+        let row = Read("nft_ownership", &row);
+        let item = (row.contract("contract_address"), row.number("nft_id"));
+        items.insert(item, (row.flow("owner"), row.is("is_burned")));
+    }
+    let truth = ledger.items_at(tip);
+    // Before Cadence 1.0 nothing told a burn from any other leaving.
+    let options = GeneratorOptions::new(0);
+    let untold = ledger.items_at(options.root_height + options.old_heights - 1);
+    for ((collection, id), item) in &truth {
+        let key = (collection.clone(), *id);
+        let is_told = !untold.get(&key).is_some_and(|item| item.is_burned);
+        assert_eq!(items.get(&key), Some(&(item.owner, item.is_burned && is_told)), "{collection} {id}");
+    }
+    assert_eq!(items.len(), truth.len());
+}
+
+async fn check_accounts(world: &World, ledger: &Ledger, tip: u64) {
+    let mut keys: BTreeMap<(FlowAddress, u64), (Vec<u8>, u64, Option<u64>, Option<u64>, bool)> =
+        BTreeMap::new();
+    for row in world.rows("account_keys").await {
+        let row = Read("account_keys", &row);
+        if row.value("public_key").is_null() {
+            // Revoked, but as old as the chain.
+            assert!(row.is("is_revoked"));
+            continue;
+        }
+        let number = |column| (!row.value(column).is_null()).then(|| row.number(column));
+        let key = (
+            row.bytes("public_key"),
+            row.number("sign_algo"),
+            number("hash_algo"),
+            number("weight"),
+            row.is("is_revoked"),
+        );
+        keys.insert((row.flow("address").unwrap(), row.number("key_index")), key);
+    }
+    let mut known = 0;
+    for (address, account) in ledger.accounts.all_at(tip) {
+        for (index, key) in (0u64..).zip(&account.keys) {
+            let found = keys.remove(&(*address, index));
+            // Told without an index, of an account whose other keys nobody told of.
+            let is_placed = account.created_height.is_some() || key.told == Some(KeyForm::Whole);
+            if key.told.is_none() || !is_placed {
+                assert_eq!(found, None);
+                continue;
+            }
+            let said = |number: u64| (key.told != Some(KeyForm::Struct)).then_some(number);
+            let (public_key, sign_algo, hash_algo, weight, is_revoked) = found.unwrap();
+            assert_eq!((&public_key, sign_algo), (&key.public_key, u64::from(key.sign_algo)));
+            assert_eq!(hash_algo, said(key.hash_algo.into()));
+            assert_eq!(weight, said(key.weight.into()));
+            // The oldest events name a revoked key by its bytes: no row says which it was.
+            let is_told = key.revoked.is_some_and(|form| form != KeyForm::Rlp);
+            assert_eq!(is_revoked, is_told, "{address} {index}");
+            known += 1;
+        }
+    }
+    assert!(keys.is_empty() && known > 20, "{known} keys");
+
+    let mut contracts = BTreeMap::new();
+    for row in world.rows("account_contracts").await {
+        let row = Read("account_contracts", &row);
+        if !row.is("is_removed") {
+            contracts
+                .insert((row.flow("address").unwrap(), row.text("contract_name")), row.bytes("code_hash"));
+        }
+    }
+    let mut truth = BTreeMap::new();
+    for (address, account) in ledger.accounts.all_at(tip) {
+        for (name, code) in &account.contracts {
+            truth.insert((*address, name.clone()), code.hash.to_vec());
+        }
+    }
+    assert_eq!(contracts, truth);
+
+    let creations = world.rows("account_creations").await;
+    let created: BTreeMap<_, _> = creations
+        .iter()
+        .map(|row| Read("account_creations", row))
+        .map(|row| (row.flow("address").unwrap(), row.number("block_height")))
+        .collect();
+    let truth = ledger.accounts.all_at(tip);
+    let truth: BTreeMap<_, _> =
+        truth.filter_map(|(address, account)| Some((*address, account.created_height?))).collect();
+    assert_eq!(created, truth);
+
+    let coas = world.rows("coa_accounts").await;
+    let coas: BTreeMap<_, _> = coas
+        .iter()
+        .map(|row| Read("coa_accounts", row))
+        .map(|row| (row.evm("coa_address").unwrap(), row.flow("owner_address")))
+        .collect();
+    assert_eq!(coas.len(), ledger.coas.all_at(tip).count());
+    for (coa, owner) in ledger.coas.all_at(tip) {
+        let found = coas[coa];
+        assert!(found.is_none_or(|found| found == *owner), "{coa} is {owner}'s, not {found:?}'s");
+    }
+}
+
+async fn check_transactions(world: &World, ledger: &Ledger) {
+    let mut metrics = BTreeMap::new();
+    for row in world.rows("tx_metrics").await {
+        let row = Read("tx_metrics", &row);
+        let fee = (!row.value("fee").is_null()).then(|| row.number("fee"));
+        let place = (row.number("block_height"), row.number("transaction_index"));
+        let of = (
+            row.bytes("transaction_id"),
+            row.text("status"),
+            row.number("gas_used"),
+            fee,
+            row.number("event_count"),
+        );
+        metrics.insert(place, of);
+    }
+    let mut roles: BTreeMap<(u64, Vec<u8>), BTreeMap<FlowAddress, [bool; 3]>> = BTreeMap::new();
+    for row in world.rows("account_roles").await {
+        let row = Read("account_roles", &row);
+        let signs = ["is_proposer", "is_payer", "is_authorizer"].map(|column| row.is(column));
+        let of = roles.entry((row.number("block_height"), row.bytes("transaction_id"))).or_default();
+        of.insert(row.flow("address").unwrap(), signs);
+    }
+    let mut imported: BTreeMap<(u64, Vec<u8>), BTreeSet<ContractId>> = BTreeMap::new();
+    for row in world.rows("tx_contracts").await {
+        let row = Read("tx_contracts", &row);
+        if row.text("tags").split(',').any(|tag| tag == "import") {
+            let of = imported.entry((row.number("block_height"), row.bytes("transaction_id"))).or_default();
+            of.insert(row.contract("contract_address"));
+        }
+    }
+    let mut count = 0;
+    for (height, transactions) in &ledger.transactions {
+        for (index, tx) in (0u64..).zip(transactions) {
+            count += 1;
+            let status = if tx.is_failed { "failed" } else { "ok" };
+            let (id, found, computation, fee, events) = &metrics[&(*height, index)];
+            assert_eq!((&id[..], found.as_str()), (&tx.id[..], status));
+            assert_eq!((*computation, *events), (tx.computation, tx.events.into()));
+            assert_eq!(fee.unwrap_or(0), tx.fee, "{height} {index}");
+            let place = (*height, tx.id.to_vec());
+            let mut signs: BTreeMap<FlowAddress, [bool; 3]> = BTreeMap::new();
+            signs.entry(tx.proposer).or_default()[0] = true;
+            signs.entry(tx.payer).or_default()[1] = true;
+            tx.authorizers.iter().for_each(|address| signs.entry(*address).or_default()[2] = true);
+            signs.remove(&FlowAddress::ZERO);
+            assert_eq!(roles.remove(&place).unwrap_or_default(), signs);
+            assert_eq!(imported.remove(&place).unwrap_or_default(), tx.imports.iter().cloned().collect());
+        }
+    }
+    assert_eq!(metrics.len(), count);
+    assert!(roles.is_empty() && imported.is_empty());
+}
+
+async fn check_evm(world: &World, ledger: &Ledger) {
+    let mut logs: BTreeMap<Vec<u8>, Vec<(u64, Address, Vec<B256>, u64)>> = BTreeMap::new();
+    for row in world.rows("evm_logs").await {
+        let row = Read("evm_logs", &row);
+        let topics =
+            ["topic0", "topic1", "topic2", "topic3"].map(|column| row.value(column).as_bytes().cloned());
+        let topics = topics.into_iter().flatten().map(|topic| B256::from_slice(&topic)).collect();
+        let log =
+            (row.number("log_index"), row.evm("address").unwrap(), topics, row.number("data_length_bytes"));
+        logs.entry(row.bytes("transaction_id")).or_default().push(log);
+    }
+    let executions = world.rows("evm_executions").await;
+    let executions: BTreeMap<_, _> = executions
+        .iter()
+        .map(|row| Read("evm_executions", row))
+        .map(|row| (row.bytes("transaction_id"), row))
+        .collect();
+    let rows = world.rows("evm_transactions").await;
+    let rows: BTreeMap<_, _> = rows
+        .iter()
+        .map(|row| Read("evm_transactions", row))
+        .map(|row| (row.bytes("transaction_id"), row))
+        .collect();
+    let truths: Vec<_> = ledger.evm_transactions.values().flatten().collect();
+    assert_eq!((rows.len(), executions.len()), (truths.len(), truths.len()));
+    for tx in truths {
+        let row = &rows[tx.hash.as_slice()];
+        assert_eq!(
+            (row.number("block_height"), row.number("transaction_index")),
+            (tx.height, tx.index.into())
+        );
+        assert_eq!((row.evm("from_address"), row.evm("to_address")), (Some(tx.from), tx.to));
+        assert_eq!(row.evm("contract_address"), tx.created);
+        assert_eq!((row.number("nonce"), row.number("tx_type")), (tx.nonce, tx.tx_type.into()));
+        assert_eq!(row.value("value"), &Value::Amount(tx.value));
+        assert_eq!((row.number("gas_limit"), row.number("gas_used")), (tx.gas_limit, tx.gas_used));
+        let price = if row.value("gas_price").is_null() { "max_fee_per_gas" } else { "gas_price" };
+        assert_eq!(row.value(price), &Value::Amount(U256::from(tx.gas_price)));
+        assert_eq!(row.number("input_length_bytes"), tx.input.len() as u64);
+        assert_eq!(row.text("status"), if tx.error_code == 0 { "ok" } else { "failed" });
+        assert_eq!(row.number("log_count"), tx.logs.len() as u64);
+        let execution = &executions[tx.hash.as_slice()];
+        assert_eq!(execution.number("flow_transaction_index"), tx.flow_tx_index as u64);
+        assert_eq!(execution.number("error_code"), u64::from(tx.error_code));
+        let mut found = logs.remove(tx.hash.as_slice()).unwrap_or_default();
+        found.sort();
+        let truth = tx
+            .logs
+            .iter()
+            .map(|log| (u64::from(log.index), log.address, log.topics.clone(), log.data.len() as u64));
+        assert_eq!(found, truth.collect::<Vec<_>>());
+    }
+    assert!(logs.is_empty());
+    // The chain of EVM blocks is whole.
+    assert!(world.rows("evm_gaps").await.is_empty());
+}
+
+#[test]
+fn every_table_is_what_was_done_and_stays_so_through_a_rollback() {
+    run(async {
+        let options = GeneratorOptions::new(11);
+        let root = options.root_height;
+        let mut generator = Generator::new(options, Behaviour::default());
+        generator.grow(400);
+        let first = blocks(&generator, root);
+        let world = World::new(first.clone()).await;
+        world.derive().await;
+        let tip = first.last().unwrap().facts.height.get();
+        world.check_leases(tip).await;
+        let ledger = generator.state().lock().unwrap().ledger.clone();
+        check(&world, &ledger, tip).await;
+
+        generator.rollback(30);
+        generator.grow(50);
+        let kept = &first[first.len() - 31];
+        world.roll_back(kept).await;
+        world.append(blocks(&generator, kept.facts.height.get() + 1)).await;
+        world.derive().await;
+        let tip = tip + 20;
+        world.check_leases(tip).await;
+        let ledger = generator.state().lock().unwrap().ledger.clone();
+        check(&world, &ledger, tip).await;
+        let clean = World::new(blocks(&generator, root)).await;
+        clean.derive().await;
+        assert_eq!(world.dump().await, clean.dump().await);
+    });
+}
