@@ -113,6 +113,9 @@ pub(super) fn demand_own_checkpoint(
 
 type BlockChanges = Vec<(BlockFacts, Vec<(&'static str, Change)>)>;
 
+/// What a folder says follows from a block's changes.
+type FollowingChanges = Vec<(&'static str, Change)>;
+
 fn fold_blocks(
     folder: &dyn Folder,
     blocks: &[StoredBlock],
@@ -205,7 +208,7 @@ impl States {
         &mut self,
         folder: &dyn Folder,
         blocks: &[(BlockFacts, Vec<(&'static str, Change)>)],
-    ) -> Result<(Vec<Vec<(&'static str, Change)>>, Vec<NewError>), DeriveError> {
+    ) -> Result<(Vec<FollowingChanges>, Vec<NewError>), DeriveError> {
         let mut all = Vec::with_capacity(blocks.len());
         let mut errors = Vec::new();
         for (facts, changes) in blocks {
