@@ -206,6 +206,21 @@ fn a_small_run_takes_derives_serves_and_can_be_looked_at() {
     service.until("the new head is derived", |service| height(service) == Some(tip + 5));
     assert_eq!(service.ready().0, 200, "{:?}", service.ready());
     assert!(service.get("/metrics").1.contains("cairn_source_requests_total"));
+    // Enrichers ask the same nodes: scripts, and accounts for the code of their contracts.
+    service.until("the node was asked about contracts", |_| {
+        let state = node.node.state.lock().expect("not poisoned");
+        let asked = |call: &str| state.counts.asked.get(call).is_some_and(|count| *count > 0);
+        asked("ExecuteScriptAtBlockID") && asked("GetAccountAtBlockHeight")
+    });
+    service.until("the code of a contract is there", |service| {
+        let list: Value = serde_json::from_str(&service.get("/v1/contracts").1).expect("JSON");
+        list["data"].as_array().expect("contracts").iter().any(|row| {
+            let identifier = row["identifier"].as_str().expect("a contract");
+            let (code, text) = service.get(&format!("/v1/contracts/{identifier}/code"));
+            let answer: Value = serde_json::from_str(&text).expect("JSON");
+            code == 200 && answer["data"]["source"].as_str().is_some_and(|source| source.contains("contract"))
+        })
+    });
     node.generator.rollback(3);
     node.generator.grow(4);
     service.until("the other fork is derived", |service| {

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::answer::{Answer, Page};
-use super::chain::ContractName;
+use super::chain::{ContractName, RestChain};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Rows, Walk};
@@ -137,11 +137,13 @@ pub(crate) struct ContractCode {
     /// Its name within its account, where the chain has such; else empty.
     pub contract_name: String,
     pub status: CodeStatus,
-    /// keccak256.
+    /// keccak256; on Flow SHA3-256.
     pub code_hash: Option<Hash>,
     pub code_length_bytes: Option<Num>,
     /// Null where `status` is not `ok`.
     pub code: Option<Data>,
+    /// On Flow the same as text; else null.
+    pub source: Option<String>,
     /// The height at which the node was asked.
     pub asked_at_height: Num,
 }
@@ -195,6 +197,10 @@ pub(crate) async fn get_contract_code(
             code = Some(Data(Fields::new(view.table("contract_code")?, row).bytes("code")?));
         }
     }
+    let source = match (view.kind(), &code) {
+        (RestChain::Flow(_), Some(code)) => Some(String::from_utf8_lossy(&code.0).into_owned()),
+        _ => None,
+    };
     let data = ContractCode {
         address: Address(contract.address),
         contract_name: fields.text("contract_name")?,
@@ -202,6 +208,7 @@ pub(crate) async fn get_contract_code(
         code_hash: hash.map(Hash),
         code_length_bytes: fields.opt_num("code_length_bytes")?,
         code,
+        source,
         asked_at_height: fields.num("asked_at_height")?,
     };
     Ok(Json(Answer { data, meta: view.meta() }))
