@@ -110,6 +110,12 @@ fn repair_mends_what_was_damaged_on_sqlite() {
         "app.sqlite",
         "DELETE FROM evm_transactions WHERE block_height = 5; UPDATE evm_transactions SET gas_used = 1 WHERE block_height = 13",
     );
+    // A block that can't be fetched can't be derived from either: what was found before is told all the same.
+    let early = end_of(at(dir.path(), None).args(["repair", "--data", "archive"]));
+    assert_eq!(early.status.code(), Some(1), "{early:?}");
+    for told in ["not mended: height 11:", "3 damaged, 0 fetched again", "were not compared to the end"] {
+        assert!(early.out.contains(told), "{told}\n{early:?}");
+    }
     let bad = end_of(at(dir.path(), None).args(["repair", "--data", "archive", "--raw-only"]));
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
     assert!(
@@ -137,6 +143,46 @@ fn repair_mends_what_was_damaged_on_sqlite() {
     });
     let again = end_of(at(dir.path(), None).args(["repair", "--data", "archive"])).well();
     assert!(again.contains("0 rows differ") && again.contains("0 damaged"), "{again}");
+}
+
+const MAPPED_ROWS: &str = "SELECT count(*) FROM address_transactions";
+const STATE: &str = "SELECT coalesce(sum(transaction_count * 1000 + last_height), 0) FROM address_stats";
+
+#[test]
+fn a_sample_is_repaired_and_state_is_folded_anew_from_rows_that_were_mended() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    fill(dir.path(), None, &node);
+    let repair =
+        |more: &[&str]| end_of(at(dir.path(), None).args(["repair", "--data", "archive"]).args(more)).well();
+    let app = |query: &str| sqlite_number(dir.path(), "app.sqlite", query);
+    let (rows, state) = (app(MAPPED_ROWS), app(STATE));
+    assert!(rows > 0 && state > 0);
+    let sampled = repair(&["--sample", "5"]);
+    assert!(
+        sampled.contains("61 heights, 5 blocks in full") && sampled.contains("0 rows differ"),
+        "{sampled}"
+    );
+
+    // Events are gone, and state is wrong that was folded from them.
+    let damage = "DELETE FROM address_transactions WHERE block_height = 5; \
+                  UPDATE address_stats SET transaction_count = transaction_count + 1";
+    sqlite(dir.path(), "app.sqlite", damage);
+    assert!(app(MAPPED_ROWS) < rows && app(STATE) != state);
+    let damaged = app(STATE);
+    let told = repair(&[]);
+    assert!(told.contains("address_transactions, height 5:"), "{told}");
+    assert!(told.contains("`cairn reindex --worker stats_worker`"), "{told}");
+    work_until(dir.path(), None, &node, rows, || app(MAPPED_ROWS));
+    assert_eq!(app(STATE), damaged, "state is left alone where nothing else is asked for");
+
+    // The rows are whole again: now it may be folded from them.
+    let anew = ["reindex", "--data", "archive", "--worker", "stats_worker"];
+    let told = end_of(at(dir.path(), None).args(anew)).well();
+    assert!(told.contains("stats_worker begins anew at height 0"), "{told}");
+    work_until(dir.path(), None, &node, state, || app(STATE));
+    let again = repair(&[]);
+    assert!(again.contains("0 rows differ"), "{again}");
 }
 
 #[test]
@@ -370,6 +416,10 @@ fn tables_are_made_anew_in_place_and_exported_before_they_are_dropped() {
     assert!(run(&["migrate", "--in-place", "nothing"]).badly().contains("raw.TABLE"));
 
     let rows = server.number("SELECT count(*) FROM app.evm_transactions");
+    // Its partitions' indexes have the longest names of all.
+    let said = run(&["migrate", "--in-place", "app.evm_transactions"]).well();
+    assert!(said.contains(&format!("compared: {rows} rows, the same checksums")), "{said}");
+    assert!(run(&["repair"]).well().contains("0 rows differ"));
     let said = run(&["migrate", "--recreate", "app.evm_transactions", "--export-dir", "exported"]).well();
     assert!(said.contains(&format!("exported {rows} rows of app.evm_transactions")), "{said}");
     assert_eq!(server.number("SELECT count(*) FROM app.evm_transactions"), 0);
