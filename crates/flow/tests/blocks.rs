@@ -171,7 +171,8 @@ fn a_stored_block_is_held_against_itself() {
     let raw = assemble(&Draft::new(20, &[2, 1], 3).parts()).expect("is whole");
     assert_eq!(check_stored(&StoredBlock::from(&raw)).expect("holds"), raw);
     assert_eq!(terms_of_receipts(&raw.receipts).expect("is read"), raw.log_terms);
-    let damages: [(&str, fn(&mut StoredBlock)); 5] = [
+    type Damage = (&'static str, fn(&mut StoredBlock));
+    let damages: [Damage; 5] = [
         ("a transaction that is gone", |block| block.transactions.truncate(1)),
         ("another count", |block| block.facts.log_count += 1),
         ("another sender", |block| block.transactions[0].sender = Bytes::from_static(&[1; 8])),
