@@ -72,6 +72,11 @@ impl Read<'_> {
     }
 }
 
+/// Public key, both algorithms, weight, and whether it is revoked.
+type FoundKey = (Vec<u8>, u64, Option<u64>, Option<u64>, bool);
+/// Index, address, topics, and the length of its data.
+type FoundLog = (u64, Address, Vec<B256>, u64);
+
 async fn check(world: &World, ledger: &Ledger, tip: u64) {
     check_tokens(world, ledger, tip).await;
     check_accounts(world, ledger, tip).await;
@@ -119,8 +124,7 @@ async fn check_tokens(world: &World, ledger: &Ledger, tip: u64) {
 }
 
 async fn check_accounts(world: &World, ledger: &Ledger, tip: u64) {
-    let mut keys: BTreeMap<(FlowAddress, u64), (Vec<u8>, u64, Option<u64>, Option<u64>, bool)> =
-        BTreeMap::new();
+    let mut keys: BTreeMap<(FlowAddress, u64), FoundKey> = BTreeMap::new();
     for row in world.rows("account_keys").await {
         let row = Read("account_keys", &row);
         if row.value("public_key").is_null() {
@@ -255,7 +259,7 @@ async fn check_transactions(world: &World, ledger: &Ledger) {
 }
 
 async fn check_evm(world: &World, ledger: &Ledger) {
-    let mut logs: BTreeMap<Vec<u8>, Vec<(u64, Address, Vec<B256>, u64)>> = BTreeMap::new();
+    let mut logs: BTreeMap<Vec<u8>, Vec<FoundLog>> = BTreeMap::new();
     for row in world.rows("evm_logs").await {
         let row = Read("evm_logs", &row);
         let topics =
