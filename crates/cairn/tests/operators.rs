@@ -181,6 +181,15 @@ fn a_sample_is_repaired_and_state_is_folded_anew_from_rows_that_were_mended() {
     let told = end_of(at(dir.path(), None).args(anew)).well();
     assert!(told.contains("stats_worker begins anew at height 0"), "{told}");
     work_until(dir.path(), None, &node, state, || app(STATE));
+
+    // In one go: the folder waits for the rows that are made again.
+    sqlite(dir.path(), "app.sqlite", damage);
+    let told = repair(&["--refold"]);
+    assert!(told.contains("stats_worker is folded from these rows and begins anew at height 0"), "{told}");
+    let told = repair(&[]);
+    assert!(told.contains("some are being made again already"), "{told}");
+    work_until(dir.path(), None, &node, state, || app(STATE));
+    assert_eq!(app(MAPPED_ROWS), rows);
     let again = repair(&[]);
     assert!(again.contains("0 rows differ"), "{again}");
 }

@@ -65,6 +65,8 @@ bugs!(
     DeadLeasesAreHidden,
     LeaseListsForgetWhereToGoOn,
     ReindexIsNotCut,
+    WhatIsMadeAgainIsForgotten,
+    WhatWasMadeAgainIsNotYet,
     // The committer.
     RepairDoesNothing,
     RepairHidesAlarms,
@@ -562,6 +564,17 @@ impl DerivedSnapshot for BuggySnapshot {
         let max_bytes = if self.bug == Bug::EventsIgnoreTheirLimit { usize::MAX } else { max_bytes };
         let (rows, next) = self.now().await?.events(table, from, to_exclusive, max_bytes).await?;
         Ok((rows, if self.bug == Bug::EventsGoOnTooFar { to_exclusive } else { next }))
+    }
+
+    async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>> {
+        match self.bug {
+            Bug::WhatIsMadeAgainIsForgotten => Ok(None),
+            Bug::WhatWasMadeAgainIsNotYet => {
+                let again = self.inner.made_again_from(service, from).await?;
+                Ok(again.map(|_| from))
+            }
+            _ => self.inner.made_again_from(service, from).await,
+        }
     }
 
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {

@@ -220,6 +220,11 @@ impl Derived<'_> {
             let range = range.intersect(derived);
             match self.app.request_reindex(service.name, service.version, range, self.range_heights).await {
                 Ok(_) => report.rows_requested += count(range),
+                // What an earlier repair asked for is not mended yet.
+                Err(_) if self.is_being_made_again(service.name, range).await? => report.notes.push(format!(
+                    "{}: of heights {range} some are being made again already; look again when they are",
+                    service.name
+                )),
                 Err(error) => report
                     .unmended
                     .push(format!("{}: heights {range} can't be asked for again now: {error}", service.name)),
@@ -246,6 +251,11 @@ impl Derived<'_> {
             }
         }
         Ok(())
+    }
+
+    async fn is_being_made_again(&self, service: &str, range: HeightRange) -> Result<bool, StoreError> {
+        let again = self.app.snapshot().await?.made_again_from(service, range.start()).await?;
+        Ok(again.is_some_and(|from| from < range.end()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! One chunk of a folder: event rows in, state out, strictly in chain order.
 //!
 //! A raw snapshot comes first (the reorg log, block ids), then one app snapshot (event rows, state, upstream checkpoints, what was applied); the
-//! commit compares both. Rows of state that the chunk touches are loaded once, changed in memory block by block, and written once;
+//! commit compares both. A chunk ends where an upstream's rows are being made again. Rows of state that the chunk touches are loaded once, changed in memory block by block, and written once;
 //! above finality each block that changes a row leaves the row's former self for the undo table.
 
 use std::collections::BTreeMap;
@@ -44,6 +44,10 @@ pub(super) async fn prepare(
     for upstream in folder.service().upstreams {
         if snapshot.checkpoint(upstream).is_none_or(|upstream| upstream.next < chunk.heights.end()) {
             return Err(not_yet(format!("{upstream} up to height {}", chunk.heights.end())));
+        }
+        // In the snapshot that the rows were read from: below that they are new, above it they may be old.
+        if let Some(again) = snapshot.made_again_from(upstream, chunk.heights.start()).await? {
+            chunk.cut(again);
         }
     }
     if chunk.heights.is_empty() {

@@ -112,6 +112,11 @@ pub trait DerivedSnapshot: Send + Sync {
         max_bytes: usize,
     ) -> Result<(Vec<Row>, Height)>;
 
+    /// The lowest height at or above `from` whose event rows of this service are being made again: where a lease of kind
+    /// [`Reindex`](super::lease::LeaseKind::Reindex) that reaches above `from` and isn't completed stands. `None`: no such lease. A folder goes no
+    /// further than that, since what it folds from the old rows would stay.
+    async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>>;
+
     /// Leases, by number.
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>>;
 

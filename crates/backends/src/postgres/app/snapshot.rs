@@ -339,6 +339,19 @@ impl DerivedSnapshot for PgSnapshot {
         }
     }
 
+    async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>> {
+        let row = self
+            .conn()?
+            .query_one(
+                "SELECT min(done_to) FROM app.worker_leases
+                 WHERE worker_type = $1 AND kind = 'reindex' AND status <> 'COMPLETED' AND to_height > $2",
+                &[&service, &int_of(from.get())],
+            )
+            .await?;
+        let lowest: Option<i64> = row.try_get(0).map_err(db)?;
+        Ok(lowest.map(|lowest| Height(lowest as u64).max(from)))
+    }
+
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {
         let sql = format!(
             "SELECT {LEASE_COLUMNS} FROM app.worker_leases

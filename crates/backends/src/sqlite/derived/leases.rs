@@ -83,6 +83,17 @@ pub(super) fn list(conn: &Connection, filter: &LeaseFilter) -> Result<Vec<Worker
     )
 }
 
+/// Where the lowest of the service's unfinished leases of kind `Reindex` that reach above `from` stands, or `from` where that is higher.
+pub(super) fn made_again_from(conn: &Connection, service: &str, from: Height) -> Result<Option<Height>> {
+    let lease = select_one(
+        conn,
+        "WHERE worker_type = ?1 AND kind = 'reindex' AND status <> 'COMPLETED' AND to_height > ?2 \
+         ORDER BY done_to LIMIT 1",
+        params![service, number(from.get())],
+    )?;
+    Ok(lease.map(|lease| lease.done_to.max(from)))
+}
+
 /// Where the service's lowest lease of kind `Index` begins.
 pub(super) fn lowest(conn: &Connection, service: &str) -> Result<Option<Height>> {
     let lease = select_one(

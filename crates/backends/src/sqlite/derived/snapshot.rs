@@ -211,6 +211,11 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
         .await
     }
 
+    async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>> {
+        let service = service.to_owned();
+        self.transaction.run(move |snapshot, _| leases::made_again_from(&snapshot.conn, &service, from)).await
+    }
+
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {
         let filter = filter.clone();
         self.transaction.run(move |from, _| leases::list(&from.conn, &filter)).await

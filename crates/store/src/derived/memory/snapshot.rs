@@ -9,7 +9,7 @@ use ruint::aliases::U256;
 
 use super::state::{State, TableData};
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
-use crate::derived::lease::{LeaseFilter, WorkerLease};
+use crate::derived::lease::{LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::{DerivedSnapshot, MAX_SCAN_ROWS, Scan, ScanPage};
 use crate::derived::row::{Key, Row};
 use crate::derived::table::{Table, TableClass};
@@ -298,6 +298,16 @@ impl DerivedSnapshot for MemorySnapshot {
             rows.push((**row).clone());
         }
         Ok((rows, end))
+    }
+
+    async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>> {
+        let again = self.state.leases.values().filter(|lease| {
+            lease.service == service
+                && lease.kind == LeaseKind::Reindex
+                && lease.status != LeaseStatus::Completed
+                && lease.range.end() > from
+        });
+        Ok(again.map(|lease| lease.done_to.max(from)).min())
     }
 
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {

@@ -21,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
         another_first_parent_is_an_alarm,
         after_a_reorg_it_crosses_on_the_new_fork,
         leases_that_make_ranges_again_are_not_crossed,
+        whoever_folds_sees_which_rows_are_being_made_again,
         there_is_nothing_to_repair_in_an_empty_store,
     )
 }
@@ -169,6 +170,38 @@ async fn leases_that_make_ranges_again_are_not_crossed(factory: Arc<dyn DerivedF
     subject.clock.advance_ms(1_000);
     let again = subject.work(subject.claim(MAPPER).await?, 100).await?;
     same("made again then", (again.range, again.status), (range, LeaseStatus::Completed))?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn whoever_folds_sees_which_rows_are_being_made_again(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(40, 1)).await?;
+    subject.index(MAPPER, 10, 10).await?;
+    let again = async |subject: &Subject, from: u64| {
+        subject.store.snapshot().await?.made_again_from(MAPPER, Height(from)).await
+    };
+    same("nothing was asked for", again(&subject, 0).await?, None)?;
+    for (from, to) in [(20, 30), (5, 12)] {
+        let range = HeightRange::new(Height(from), Height(to));
+        subject.store.request_reindex(MAPPER, 1, range, 100).await?;
+    }
+    same("the lower of two", again(&subject, 0).await?, Some(Height(5)))?;
+    same("in the middle of it", again(&subject, 8).await?, Some(Height(8)))?;
+    same("above the lower one", again(&subject, 12).await?, Some(Height(20)))?;
+    same("above both", again(&subject, 30).await?, None)?;
+    let other = subject.store.snapshot().await?.made_again_from(super::tables::FOLDER, Height(0)).await?;
+    same("of another service", other, None)?;
+    let (mut low, mut high) = (subject.claim(MAPPER).await?, subject.claim(MAPPER).await?);
+    if low.range.start() > high.range.start() {
+        std::mem::swap(&mut low, &mut high);
+    }
+    let low = subject.commit(&low, 9).await?.lease;
+    same("as far as it came", again(&subject, 0).await?, Some(Height(9)))?;
+    subject.reopen().await?;
+    same("after a restart", again(&subject, 0).await?, Some(Height(9)))?;
+    subject.work(low, 100).await?;
+    same("the lower one is done", again(&subject, 0).await?, Some(Height(20)))?;
+    subject.work(high, 100).await?;
+    same("both are done", again(&subject, 0).await?, None)?;
     subject.dumps_as_its_chain().await
 }
 
