@@ -202,6 +202,7 @@ async fn whoever_folds_sees_which_rows_are_being_made_again(factory: Arc<dyn Der
     same("the lower one is done", again(&subject, 0).await?, Some(Height(20)))?;
     subject.work(high, 100).await?;
     same("both are done", again(&subject, 0).await?, None)?;
+    subject.index_all(10, 10).await?;
     subject.dumps_as_its_chain().await
 }
 
