@@ -10,6 +10,8 @@
 //! the schema is refused by whoever opens it ([`super::migrate`]). Nobody else may be connected: rows that are
 //! written meanwhile would be in the one table and not in the other, so a step refuses to run beside other connections of cairn's.
 
+use std::time::Duration;
+
 use cairn_core::Height;
 use cairn_store::{Result, StoreError};
 use futures::future::BoxFuture;
@@ -20,6 +22,10 @@ use super::pool::{Isolation, PgConn, PgPool};
 
 /// The name by which pools of a migration are known to the server; every other name that begins with `cairn` is in its way.
 pub const APPLICATION_NAME: &str = "cairn migrate";
+
+/// How often it is looked whether others are connected, and the pause between two looks.
+const ALONE_TRIES: u32 = 20;
+const ALONE_PAUSE: Duration = Duration::from_millis(100);
 
 /// PostgreSQL cuts longer names off.
 const MAX_NAME_BYTES: usize = 63;
@@ -121,17 +127,24 @@ impl TableMove {
         format!("{}.\"{}_old\"", self.schema, self.table)
     }
 
+    /// Refuses while other programs of ours are connected. The server notices a moment late that a process has ended.
     async fn demand_alone(&self, conn: &PgConn) -> Result<()> {
-        let row = conn
-            .query_one(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
-                 AND application_name LIKE 'cairn %' AND application_name <> $1",
-                &[&APPLICATION_NAME],
-            )
-            .await?;
-        let others: i64 = row.try_get(0).map_err(db)?;
-        if others == 0 {
-            return Ok(());
+        let mut others = 0_i64;
+        for _ in 0..ALONE_TRIES {
+            // A transaction sees the same activity until it asks for it anew.
+            conn.batch("SELECT pg_stat_clear_snapshot()").await?;
+            let row = conn
+                .query_one(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                     AND application_name LIKE 'cairn %' AND application_name <> $1",
+                    &[&APPLICATION_NAME],
+                )
+                .await?;
+            others = row.try_get(0).map_err(db)?;
+            if others == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(ALONE_PAUSE).await;
         }
         Err(StoreError::Invalid(format!(
             "{others} connections of running cairns are in this database: stop them all, a table is made anew only while nobody writes"
