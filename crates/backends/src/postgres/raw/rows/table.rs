@@ -1,0 +1,294 @@
+//! Which table has which columns, and the rows of blocks in each, sorted by its key.
+
+use bytes::Bytes;
+use cairn_core::{Collection, EvmLookup, RawBlock, TxDetails};
+use cairn_store::PayloadRef;
+
+use super::{Block, EventPiece, Piece, Rows, TxPiece};
+use crate::postgres::CopyBuf;
+use crate::postgres::copy::without_nul;
+use crate::postgres::raw::head::sql;
+
+/// The tables that blocks' rows go to.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Table {
+    Blocks,
+    Transactions,
+    Events,
+    Collections,
+    ExecutionResults,
+    BlockLookup,
+    TxLookup,
+    EvmLookup,
+}
+
+impl Table {
+    /// The order after transactions, which come first: blocks are cut while they are sent.
+    pub(super) const AFTER_TRANSACTIONS: [Table; 7] = [
+        Table::Events,
+        Table::Collections,
+        Table::ExecutionResults,
+        Table::BlockLookup,
+        Table::TxLookup,
+        Table::EvmLookup,
+        Table::Blocks,
+    ];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Table::Blocks => "blocks",
+            Table::Transactions => "transactions",
+            Table::Events => "events",
+            Table::Collections => "collections",
+            Table::ExecutionResults => "execution_results",
+            Table::BlockLookup => "block_lookup",
+            Table::TxLookup => "tx_lookup",
+            Table::EvmLookup => "evm_lookup",
+        }
+    }
+
+    /// In the order in which rows have them.
+    pub(super) const fn columns(self, with_details: bool) -> &'static str {
+        match self {
+            Table::Blocks => {
+                "height, timestamp_ms, tx_count, event_count, unverified, body_bytes, receipts_bytes, \
+                 extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces"
+            }
+            Table::Transactions if with_details => {
+                "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                 payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, computation"
+            }
+            Table::Transactions => {
+                "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                 payload_hash, payload_ref"
+            }
+            Table::Collections => "block_height, collection_index, transaction_count, id",
+            Table::ExecutionResults => "block_height, id, block_id, payload, payload_hash, payload_ref",
+            Table::Events => {
+                "block_height, event_index, transaction_index, transaction_id, payload, payload_hash, payload_ref"
+            }
+            Table::BlockLookup => "height, timestamp_ms, id",
+            Table::TxLookup => "block_height, tx_index, timestamp_ms, id, block_id",
+            Table::EvmLookup => "height, evm_index, evm_hash, tx_id",
+        }
+    }
+
+    /// Sends the rows of these blocks, sorted by the table's key: neighbours land on the same page of its index, and ascending heights at its end.
+    /// `false` where nobody listens.
+    pub(super) fn rows(self, rows: &mut Rows<'_>, blocks: &[Block<'_>], objects: &[PayloadRef]) -> bool {
+        match self {
+            Table::Blocks => blocks.iter().all(|block| {
+                block_row(rows.buf(), block);
+                rows.send_full()
+            }),
+            Table::Transactions => blocks.iter().all(|block| {
+                transaction_rows(rows.buf(), block, objects);
+                rows.send_full()
+            }),
+            Table::Events => blocks.iter().all(|block| {
+                event_rows(rows.buf(), block, objects);
+                rows.send_full()
+            }),
+            Table::Collections => blocks.iter().all(|block| {
+                collection_rows(rows.buf(), block);
+                rows.send_full()
+            }),
+            Table::ExecutionResults => blocks.iter().all(|block| {
+                execution_result_row(rows.buf(), block, objects);
+                rows.send_full()
+            }),
+            Table::BlockLookup => {
+                block_lookup_rows(rows.buf(), blocks);
+                rows.send_full()
+            }
+            Table::TxLookup => {
+                tx_lookup_rows(rows.buf(), blocks);
+                rows.send_full()
+            }
+            Table::EvmLookup => {
+                evm_lookup_rows(rows.buf(), blocks);
+                rows.send_full()
+            }
+        }
+    }
+}
+
+fn block_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>) {
+    let facts = &block.facts;
+    rows.row(17)
+        .i64(sql(facts.height))
+        .i64(facts.timestamp_ms as i64)
+        .i64(i64::from(facts.tx_count))
+        .i64(i64::from(facts.log_count))
+        .i64(i64::from(facts.unverified))
+        .i64(block.body.len() as i64)
+        .i64(block.receipts.len() as i64)
+        .i64(block.extras.len() as i64)
+        .i64(block.traces.as_ref().map_or(0, Bytes::len) as i64)
+        .bytea(&facts.id.0)
+        .bytea(&facts.parent_id.0)
+        .bytea(&block.header)
+        .bytea_opt(parts.body.as_deref())
+        .bytea_opt(parts.receipts.as_deref())
+        .bytea_opt(parts.layout.as_deref())
+        .bytea_opt(parts.extras.as_deref())
+        .bytea_opt(parts.traces.as_deref());
+}
+
+pub(super) fn transaction_rows(
+    rows: &mut CopyBuf,
+    Block { block, parts, with_details }: &Block<'_>,
+    objects: &[PayloadRef],
+) {
+    let height = sql(block.facts.height);
+    let mut order: Vec<usize> = (0..block.transactions.len()).collect();
+    order.sort_unstable_by_key(|index| (block.transactions[*index].id, *index));
+    for index in order {
+        let facts = &block.transactions[index];
+        let piece = parts.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
+        let row = rows.row(if *with_details { 17 } else { 10 });
+        row.i64(height)
+            .i64(index as i64)
+            .i64(piece.map_or(0, |piece| i64::from(piece.event_count)))
+            .i16(facts.status as i16)
+            .bytea(&facts.id.0)
+            .bytea(&facts.sender);
+        match piece {
+            None => row.null().null().null().null(),
+            Some(piece) => {
+                inline(row, &piece.body);
+                row.bytea(&piece.result);
+                reference(row, &piece.body, objects)
+            }
+        };
+        if *with_details {
+            let details = parts.pieces.as_ref().and_then(|pieces| pieces.details.get(index));
+            detail_columns(row, piece, details);
+        }
+    }
+}
+
+/// The columns of a transaction that other chains don't have.
+fn detail_columns(row: &mut CopyBuf, piece: Option<&TxPiece>, details: Option<&TxDetails>) {
+    row.bytea_opt(piece.and_then(|piece| piece.script.as_ref()).map(|(hash, _)| &hash[..]));
+    match piece.and_then(|piece| piece.arguments.as_ref()) {
+        Some(arguments) => row.bytea_array(arguments),
+        None => row.null(),
+    };
+    let Some(details) = details else {
+        row.null().null().null().null().null();
+        return;
+    };
+    row.bytea(&details.proposer)
+        .bytea(&details.payer)
+        .bytea_array(&details.authorizers)
+        .text_opt(details.error.as_deref().map(without_nul).as_deref());
+    // What the column can't hold is in the result alone.
+    match i64::try_from(details.computation) {
+        Ok(computation) => row.i64(computation),
+        Err(_) => row.null(),
+    };
+}
+
+fn collection_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>) {
+    let Some(pieces) = &parts.pieces else { return };
+    let mut order: Vec<(usize, &Collection)> = pieces.collections.iter().enumerate().collect();
+    order.sort_unstable_by_key(|(index, collection)| (collection.id, *index));
+    for (index, collection) in order {
+        rows.row(4)
+            .i64(sql(block.facts.height))
+            .i64(index as i64)
+            .i64(i64::from(collection.tx_count))
+            .bytea(&collection.id);
+    }
+}
+
+fn execution_result_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
+    let result = parts.pieces.as_ref().and_then(|pieces| pieces.execution_result.as_ref());
+    let Some((id, payload)) = result else { return };
+    let row = rows.row(6);
+    row.i64(sql(block.facts.height)).bytea(id).bytea(&block.facts.id.0);
+    inline(row, payload);
+    reference(row, payload, objects);
+}
+
+fn event_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
+    let Some(pieces) = &parts.pieces else { return };
+    let id = |event: &EventPiece| {
+        block.transactions.get(event.tx_index as usize).map(|tx| tx.id).unwrap_or_default()
+    };
+    let mut order: Vec<usize> = (0..pieces.events.len()).collect();
+    order.sort_unstable_by_key(|index| (id(&pieces.events[*index]), *index));
+    for index in order {
+        let event = &pieces.events[index];
+        let row = rows.row(7);
+        row.i64(sql(block.facts.height)).i64(index as i64).i64(i64::from(event.tx_index)).bytea(&id(event).0);
+        inline(row, &event.payload);
+        reference(row, &event.payload, objects);
+    }
+}
+
+fn block_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
+    let mut ids: Vec<&RawBlock> = blocks.iter().map(|block| block.block).collect();
+    ids.sort_unstable_by_key(|block| block.facts.id);
+    for block in ids {
+        rows.row(3)
+            .i64(sql(block.facts.height))
+            .i64(block.facts.timestamp_ms as i64)
+            .bytea(&block.facts.id.0);
+    }
+}
+
+fn tx_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
+    let mut txs: Vec<(&[u8; 32], &RawBlock, usize)> = blocks
+        .iter()
+        .flat_map(|row| {
+            let block = row.block;
+            block.transactions.iter().enumerate().map(move |(index, tx)| (&tx.id.0, block, index))
+        })
+        .collect();
+    txs.sort_unstable_by_key(|(id, block, index)| (*id, block.facts.height, *index));
+    for (id, block, index) in txs {
+        rows.row(5)
+            .i64(sql(block.facts.height))
+            .i64(index as i64)
+            .i64(block.facts.timestamp_ms as i64)
+            .bytea(id)
+            .bytea(&block.facts.id.0);
+    }
+}
+
+fn evm_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
+    let mut evm: Vec<(&EvmLookup, &RawBlock)> = blocks
+        .iter()
+        .filter_map(|Block { block, parts, .. }| Some((parts.pieces.as_ref()?, *block)))
+        .flat_map(|(pieces, block)| pieces.evm_lookups.iter().map(move |lookup| (lookup, block)))
+        .collect();
+    evm.sort_unstable_by_key(|(lookup, block)| (lookup.evm_hash, block.facts.height, lookup.evm_index));
+    for (lookup, block) in evm {
+        let tx = block.transactions.get(lookup.tx_index as usize).map(|tx| tx.id).unwrap_or_default();
+        rows.row(4)
+            .i64(sql(block.facts.height))
+            .i64(i64::from(lookup.evm_index))
+            .bytea(&lookup.evm_hash)
+            .bytea(&tx.0);
+    }
+}
+
+fn inline(row: &mut CopyBuf, piece: &Piece) {
+    match piece {
+        Piece::Inline(bytes) => row.bytea(bytes),
+        Piece::Object(_) => row.null(),
+    };
+}
+
+fn reference<'a>(row: &'a mut CopyBuf, piece: &Piece, objects: &[PayloadRef]) -> &'a mut CopyBuf {
+    let object = match piece {
+        Piece::Inline(_) => None,
+        Piece::Object(at) => objects.get(*at),
+    };
+    match object {
+        Some(object) => row.bytea(object.hash.as_bytes()).text(&object.key()),
+        None => row.null().null(),
+    }
+}
