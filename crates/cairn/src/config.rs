@@ -148,6 +148,8 @@ pub struct DeriveConfig {
     pub chunk_heights: u64,
     /// The most raw bytes read for one commit, in MiB.
     pub chunk_mib: u64,
+    /// Raw blocks that a mapper read and the others may take from it, in MiB.
+    pub recent_mib: u64,
     /// How often stores are looked at when nothing wakes a worker, in milliseconds.
     pub poll_ms: u64,
     /// What happens to a range with an event that can't be decoded.
@@ -168,6 +170,7 @@ impl Default for DeriveConfig {
             lease_ttl_s: 300,
             chunk_heights: 500,
             chunk_mib: 4,
+            recent_mib: 64,
             poll_ms: 1_000,
             malformed: Malformed::Continue,
             wrapped_tokens: Vec::new(),

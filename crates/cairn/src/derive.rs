@@ -77,7 +77,8 @@ pub fn options(config: &Config) -> DeriveOptions {
         lease_ttl_ms: derive.lease_ttl_s.saturating_mul(1_000),
         lease_margin_ms: (derive.lease_ttl_s.saturating_mul(1_000) / 10).clamp(100, 10_000),
         chunk_heights: derive.chunk_heights,
-        chunk_bytes: derive.chunk_mib << 20,
+        chunk_bytes: derive.chunk_mib.saturating_mul(1 << 20),
+        recent_bytes: derive.recent_mib.saturating_mul(1 << 20),
         poll_ms: derive.poll_ms,
         malformed: match derive.malformed {
             Malformed::Continue => MalformedPolicy::Continue,

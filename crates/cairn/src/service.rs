@@ -365,7 +365,7 @@ fn ingest_options(config: &Config, info: StoreInfo, exit_after_head: bool) -> In
         stop_inclusive: ingest.to.map(Height),
         exit_after_head,
         max_reorg_depth_blocks: ingest.max_reorg_depth,
-        budget_bytes: ingest.budget_mib << 20,
+        budget_bytes: ingest.budget_mib.saturating_mul(1 << 20),
         poll_ms: ingest.poll_ms,
         confirmations: ingest.confirmations,
         fill: (ingest.fill_workers > 0).then(|| FillOptions {

@@ -156,7 +156,7 @@ async fn open_unchecked(config: &Config, access: Access) -> anyhow::Result<Arc<d
             );
         }
         let options = SqliteOptions {
-            cache_bytes: config.ingest.cache_mib << 20,
+            cache_bytes: config.ingest.cache_mib.saturating_mul(1 << 20),
             read_only: access != Access::Write,
             ..SqliteOptions::new(&config.data_dir)
         };

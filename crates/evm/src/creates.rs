@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use alloy_primitives::{Address, B256, hex, keccak256};
-use cairn_core::Height;
+use cairn_core::{Height, StoredBlock};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -42,8 +42,14 @@ struct Frame<'a> {
     calls: Vec<&'a RawValue>,
 }
 
-/// Of each transaction of a block's stored traces, in the order of execution.
-pub(crate) fn all(height: Height, stored: &[u8]) -> Result<Vec<Vec<CreatedContract>>, EvmError> {
+/// The contracts that calls created, by transaction, in the order of execution; those of frames that were reverted are left out. `None` where no
+/// traces are archived or they were not read.
+pub fn created_contracts(stored: &StoredBlock) -> Result<Option<Vec<Vec<CreatedContract>>>, EvmError> {
+    stored.traces.as_deref().map(|traces| all(stored.facts.height, traces)).transpose()
+}
+
+/// Of each transaction of a block's stored traces.
+fn all(height: Height, stored: &[u8]) -> Result<Vec<Vec<CreatedContract>>, EvmError> {
     let results = traces::results(height, stored)?;
     results.iter().enumerate().map(|(index, result)| of_transaction(height, index, *result)).collect()
 }

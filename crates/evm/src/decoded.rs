@@ -12,7 +12,6 @@ use serde_json::{Map, Value};
 
 use crate::EvmError;
 use crate::canonical::{Body, decode_header};
-use crate::creates::{self, CreatedContract};
 use crate::overlay::{Overlay, Patch};
 use crate::receipts::{Receipt, Receipts};
 use crate::tx::{self, TxEnvelope};
@@ -123,7 +122,6 @@ pub struct DecodedBlock {
     pub header: Option<Header>,
     /// All transactions, the injected ones included.
     pub transactions: Vec<DecodedTx>,
-    traces: Option<Bytes>,
 }
 
 impl DecodedBlock {
@@ -222,13 +220,7 @@ impl DecodedBlock {
                 known,
             });
         }
-        Ok(DecodedBlock { facts: stored.facts, header, transactions, traces: stored.traces.clone() })
-    }
-
-    /// The contracts that calls created, by transaction index; those of frames that were reverted are left out. `None` where no traces
-    /// are archived or they were not read.
-    pub fn created_contracts(&self) -> Result<Option<Vec<Vec<CreatedContract>>>, EvmError> {
-        self.traces.as_deref().map(|stored| creates::all(self.height(), stored)).transpose()
+        Ok(DecodedBlock { facts: stored.facts, header, transactions })
     }
 
     /// Its height.

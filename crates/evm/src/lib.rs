@@ -31,7 +31,7 @@ mod withdrawals;
 
 pub use canonical::{ConsensusBlock, from_consensus};
 pub use check::{SendersAre, check_block, check_block_with};
-pub use creates::CreatedContract;
+pub use creates::{CreatedContract, created_contracts};
 pub use decoded::{DecodedBlock, DecodedLog, DecodedReceipt, DecodedTx, Recipient};
 pub use error::{CheckFailure, EvmError};
 pub use eth_config::UnknownFork;

@@ -89,6 +89,7 @@ fn i01_a_crash_at_every_derived_verb_loses_and_doubles_nothing() {
         range_heights: 16,
         chunk_heights: 8,
         chunk_bytes: 1 << 20,
+        recent_bytes: 1 << 20,
         ttl_ms: 6_000,
         apply_rows: 10,
         faults: Vec::new(),

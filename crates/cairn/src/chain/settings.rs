@@ -317,7 +317,7 @@ impl ChainConfig {
             })
         });
         let mut source = FlowConfig::new(network, nodes.collect::<anyhow::Result<_>>()?);
-        source.max_response_bytes = self.flow.max_response_mib << 20;
+        source.max_response_bytes = self.flow.max_response_mib.saturating_mul(1 << 20);
         source.request_timeout_ms = self.flow.request_timeout_ms;
         source.requests_in_flight = self.flow.requests_in_flight;
         source.execution_results = self.flow.execution_results;

@@ -13,7 +13,10 @@ pub mod flow;
 pub mod ft_holdings;
 mod metadata;
 pub mod nft_ownership;
+mod shared;
 pub mod stats;
+
+pub use shared::Shared;
 
 use crate::decode::evm::transfers::WrappedTokens;
 use evm::node::ContractNode;
@@ -31,6 +34,10 @@ pub struct Settings {
     pub network: Option<cairn_flow::Network>,
     /// The Flow node that enrichers ask, like `node`.
     pub scripts: Option<Arc<dyn ScriptNode>>,
+    /// What mappers that are made with these settings or a clone of them share.
+    pub evm_blocks: Arc<Shared<evm::EvmBlock>>,
+    /// The same of Flow.
+    pub flow_blocks: Arc<Shared<flow::FlowBlock>>,
 }
 
 /// One processor: what it says of itself, and how it is made; `None` where the settings don't allow it.

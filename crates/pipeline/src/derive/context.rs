@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::DeriveError;
 use super::options::{Compute, DeriveOptions};
+use super::recent::RecentBlocks;
 use super::status::DeriveBoard;
 use super::wake::Wake;
 
@@ -17,6 +18,8 @@ pub(super) struct Context {
     pub errors: Arc<dyn ErrorLog>,
     pub catalog: Catalog,
     pub options: DeriveOptions,
+    /// What mappers read last.
+    pub recent: RecentBlocks,
     pub board: DeriveBoard,
     pub wake: Wake,
     pub stop: CancellationToken,

@@ -23,7 +23,7 @@ pub(super) async fn prepare(
     heights: HeightRange,
 ) -> Result<Prepared, DeriveError> {
     let max_bytes = context.options.chunk_bytes;
-    let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes).await?;
+    let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes, None).await?;
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
     demand_own_checkpoint(&*snapshot, enricher.service().name, chunk.heights.start())?;

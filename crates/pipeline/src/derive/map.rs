@@ -17,7 +17,10 @@ pub(super) async fn prepare(
     heights: HeightRange,
 ) -> Result<Prepared, DeriveError> {
     let parts = mapper.parts();
-    let mut chunk = read_raw(&context.raw, &context.app, heights, parts, context.options.chunk_bytes).await?;
+    // What is made again is made of what is stored now.
+    let recent = Some(&context.recent).filter(|_| lease.kind == LeaseKind::Index);
+    let max_bytes = context.options.chunk_bytes;
+    let mut chunk = read_raw(&context.raw, &context.app, heights, parts, max_bytes, recent).await?;
     let service = mapper.service();
     let blocks = std::mem::take(&mut chunk.blocks);
     let last_id = blocks.last().map(|block| block.facts.id);

@@ -20,6 +20,7 @@ mod map;
 mod options;
 pub mod processor;
 mod read;
+mod recent;
 pub mod status;
 mod wake;
 mod worker;
@@ -86,6 +87,7 @@ impl Deriver {
             app,
             errors,
             catalog,
+            recent: recent::RecentBlocks::new(options.recent_bytes),
             options,
             board: DeriveBoard::default(),
             wake: wake::Wake::default(),

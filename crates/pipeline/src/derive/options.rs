@@ -45,6 +45,8 @@ pub struct DeriveOptions {
     pub chunk_heights: u64,
     /// Raw bytes read for one commit, at most one block more.
     pub chunk_bytes: u64,
+    /// Raw blocks that mappers read are kept for the others, so many bytes of them in this process; 0 for none.
+    pub recent_bytes: u64,
     /// How often stores are looked at when nothing wakes a worker.
     pub poll_ms: u64,
     /// How often checkpoints are repaired.
@@ -89,6 +91,7 @@ impl DeriveOptions {
             lease_margin_ms: 10_000,
             chunk_heights: 500,
             chunk_bytes: 4 << 20,
+            recent_bytes: 64 << 20,
             poll_ms: 1_000,
             repair_ms: 5_000,
             reap_ms: 30_000,

@@ -10,6 +10,7 @@ use cairn_store::derived::{DerivedStore, ForkMark, ForkState, ReadMark};
 use cairn_store::{HeadRow, RawReader, RawSnapshot, StoreError};
 
 use super::error::DeriveError;
+use super::recent::{RecentBlocks, bytes_of};
 
 /// The most entries of the reorg log that a chunk may have to be compared with; more means that the applier is far behind.
 const MAX_NEWER_ENTRIES: usize = 256;
@@ -45,13 +46,14 @@ impl RawChunk {
     }
 }
 
-/// Reads up to `max_bytes` of `heights`, one block more at most.
+/// Reads up to `max_bytes` of `heights`, one block more at most; blocks that are among `recent` ones are taken from there.
 pub(super) async fn read_raw(
     raw: &Arc<dyn RawReader>,
     app: &Arc<dyn DerivedStore>,
     heights: HeightRange,
     parts: Parts,
     max_bytes: u64,
+    recent: Option<&RecentBlocks>,
 ) -> Result<RawChunk, DeriveError> {
     let forks = app.forks().await?.ok_or_else(|| not_yet("derived work before the raw store was adopted"))?;
     let snapshot = raw.snapshot().await?;
@@ -64,8 +66,11 @@ pub(super) async fn read_raw(
     if there.is_empty() || there.start() != heights.start() {
         return Err(not_yet(format!("raw heights {heights}")));
     }
-    let blocks = snapshot.blocks(there, parts, max_bytes).await?;
-    let bytes: u64 = blocks.iter().map(part_bytes).sum();
+    let blocks = match recent {
+        Some(recent) => recent.blocks(&*snapshot, there, parts, max_bytes).await?,
+        None => snapshot.blocks(there, parts, max_bytes).await?,
+    };
+    let bytes: u64 = blocks.iter().map(bytes_of).sum();
     let heights = match blocks.last() {
         Some(last) if bytes >= max_bytes => HeightRange::new(there.start(), last.facts.height.next()),
         _ => there,
@@ -114,11 +119,6 @@ async fn read_mark(snapshot: &dyn RawSnapshot, known_to: u64) -> Result<ReadMark
         }
     }
     Ok(ReadMark { reorg_id, known_to, newer })
-}
-
-fn part_bytes(block: &StoredBlock) -> u64 {
-    let traces = block.traces.as_ref().map_or(0, |traces| traces.len());
-    (block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces) as u64
 }
 
 pub(super) fn not_yet(what: impl Into<String>) -> DeriveError {

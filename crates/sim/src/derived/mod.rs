@@ -75,6 +75,7 @@ impl DerivedSide {
             lease_margin_ms: plan.ttl_ms / 10,
             chunk_heights: plan.chunk_heights,
             chunk_bytes: plan.chunk_bytes,
+            recent_bytes: plan.recent_bytes,
             poll_ms: 1_500,
             failed_pause_cap_ms: 8_000,
             apply_rows: plan.apply_rows,

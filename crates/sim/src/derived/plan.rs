@@ -19,6 +19,8 @@ pub struct DerivedPlan {
     pub chunk_heights: u64,
     /// Bytes in a commit.
     pub chunk_bytes: u64,
+    /// Bytes of raw blocks that mappers keep for each other.
+    pub recent_bytes: u64,
     /// How long a lease lasts.
     pub ttl_ms: u64,
     /// Rows of one step of applying a reorg.
@@ -68,6 +70,8 @@ pub fn draw(seed: u64, life_ms: u64) -> DerivedPlan {
         range_heights: rng.random_range(1..=14),
         chunk_heights: rng.random_range(1..=7),
         chunk_bytes: *[1, 2_000, 1 << 20].get(rng.random_range(0..3usize)).unwrap_or(&2_000),
+        // Not drawn, so that what a seed stood for before stays.
+        recent_bytes: *[0, 3_000, 64 << 20].get(ttl_ms as usize % 3).unwrap_or(&0),
         ttl_ms,
         apply_rows: rng.random_range(1..40),
         faults,

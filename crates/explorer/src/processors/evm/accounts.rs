@@ -10,9 +10,8 @@ use alloy_primitives::Address;
 use cairn_core::{Parts, StoredBlock};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
+use super::EvmBlocks;
 use super::evm_worker::created_contract;
-use super::moves;
-use crate::decode::evm::transfers::WrappedTokens;
 use crate::names::ACCOUNTS_WORKER;
 use crate::processors::Settings;
 use crate::tables::accounts::{ADDRESS_TRANSACTIONS, AddressTransaction, Roles};
@@ -23,11 +22,11 @@ pub static SERVICE: ServiceInfo =
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(AccountsWorker { wrapped: settings.wrapped.clone() })))
+    Some(Processor::Mapper(Arc::new(AccountsWorker { blocks: EvmBlocks::of(settings) })))
 }
 
 struct AccountsWorker {
-    wrapped: WrappedTokens,
+    blocks: EvmBlocks,
 }
 
 impl Mapper for AccountsWorker {
@@ -36,12 +35,12 @@ impl Mapper for AccountsWorker {
     }
 
     fn parts(&self) -> Parts {
-        Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS
+        super::PARTS
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for tx in &decoded.transactions {
+        let decoded = self.blocks.get(block)?;
+        for (tx, moves) in decoded.with_moves() {
             let mut roles: BTreeMap<Address, Roles> = BTreeMap::new();
             if let Some(sender) = tx.sender {
                 roles.entry(sender).or_default().is_sender = true;
@@ -52,7 +51,7 @@ impl Mapper for AccountsWorker {
             if let Some(created) = created_contract(tx) {
                 roles.entry(created).or_default().is_created = true;
             }
-            for placed in moves::of_tx(tx, &self.wrapped, |_| {}) {
+            for placed in &moves.placed {
                 for party in [placed.moved.from, placed.moved.to] {
                     roles.entry(party).or_default().is_transfer_party = true;
                 }

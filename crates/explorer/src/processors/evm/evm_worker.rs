@@ -10,6 +10,7 @@ use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor,
 use cairn_store::derived::{Row, Value};
 use sha2::{Digest, Sha256};
 
+use super::EvmBlocks;
 use crate::names::EVM_WORKER;
 use crate::processors::Settings;
 use crate::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
@@ -20,11 +21,13 @@ pub static SERVICE: ServiceInfo =
     ServiceInfo { name: EVM_WORKER, version: 1, upstreams: &[], tables: &[&EVM_TRANSACTIONS, &EVM_LOGS] };
 
 /// Makes it.
-pub fn make(_settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(EvmWorker)))
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(EvmWorker { blocks: EvmBlocks::of(settings) })))
 }
 
-struct EvmWorker;
+struct EvmWorker {
+    blocks: EvmBlocks,
+}
 
 impl Mapper for EvmWorker {
     fn service(&self) -> &'static ServiceInfo {
@@ -32,12 +35,12 @@ impl Mapper for EvmWorker {
     }
 
     fn parts(&self) -> Parts {
-        Parts::HEADER | Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS
+        super::PARTS
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for tx in &decoded.transactions {
+        let decoded = self.blocks.get(block)?;
+        for tx in decoded.transactions() {
             out.row(&EVM_TRANSACTIONS, transaction(block, tx));
             for log in &tx.receipt.logs {
                 out.row(&EVM_LOGS, log_row(block, tx, log));

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use alloy_primitives::{Address, keccak256};
 use cairn_core::{Parts, StoredBlock, TxStatus};
-use cairn_evm::DecodedTx;
+use cairn_evm::{DecodedTx, created_contracts};
 use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::Severity;
 
+use super::EvmBlocks;
 use super::evm_worker::created_contract;
 use crate::names::META_WORKER;
 use crate::processors::Settings;
@@ -22,11 +23,13 @@ pub static SERVICE: ServiceInfo =
     ServiceInfo { name: META_WORKER, version: 1, upstreams: &[], tables: &[&SMART_CONTRACTS] };
 
 /// Makes it.
-pub fn make(_settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(MetaWorker)))
+pub fn make(settings: &Settings) -> Option<Processor> {
+    Some(Processor::Mapper(Arc::new(MetaWorker { blocks: EvmBlocks::of(settings) })))
 }
 
-struct MetaWorker;
+struct MetaWorker {
+    blocks: EvmBlocks,
+}
 
 impl Mapper for MetaWorker {
     fn service(&self) -> &'static ServiceInfo {
@@ -34,12 +37,12 @@ impl Mapper for MetaWorker {
     }
 
     fn parts(&self) -> Parts {
-        Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS | Parts::TRACES
+        super::PARTS | Parts::TRACES
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        let traces = decoded.created_contracts().unwrap_or_else(|error| {
+        let decoded = self.blocks.get(block)?;
+        let traces = created_contracts(block).unwrap_or_else(|error| {
             // A tracer of another kind, or a broken one: what the receipts say stays right.
             out.malformed(Malformed {
                 transaction_id: String::new(),
@@ -49,7 +52,7 @@ impl Mapper for MetaWorker {
             });
             None
         });
-        for (at, tx) in decoded.transactions.iter().enumerate() {
+        for (at, tx) in decoded.transactions().iter().enumerate() {
             // An address that was created twice in one transaction keeps the later creation.
             let mut created: BTreeMap<Address, SmartContract> = BTreeMap::new();
             if let Some(address) = created_contract(tx) {

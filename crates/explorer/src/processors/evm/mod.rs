@@ -2,11 +2,10 @@
 
 use alloy_primitives::Address;
 use bytes::Bytes;
-use cairn_core::StoredBlock;
-use cairn_evm::DecodedBlock;
-use cairn_pipeline::derive::processor::ProcessError;
+use cairn_core::Parts;
 
 pub mod accounts;
+mod block;
 pub mod contract_code;
 pub mod evm_worker;
 pub mod meta;
@@ -18,11 +17,12 @@ pub mod token_metadata;
 pub mod tx_contracts;
 pub mod tx_metrics;
 
-/// Decodes the parts of a block that were read.
-fn decode(stored: &StoredBlock) -> Result<DecodedBlock, ProcessError> {
-    DecodedBlock::decode(stored)
-        .map_err(|error| ProcessError { block: stored.facts.block_ref(), message: error.to_string() })
-}
+pub use block::EvmBlock;
+use block::EvmBlocks;
+
+/// What every mapper of EVM blocks reads, also what it doesn't need itself: a block of the same parts is read and decoded once for all of them.
+const PARTS: Parts =
+    Parts::HEADER.union(Parts::TRANSACTIONS).union(Parts::BODY).union(Parts::RECEIPTS).union(Parts::EXTRAS);
 
 /// An address as tables have it.
 fn bytes(address: Address) -> Bytes {

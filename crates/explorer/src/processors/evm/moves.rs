@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use alloy_primitives::{Address, U256};
 use cairn_evm::DecodedTx;
 
+use super::block::Moves;
 use crate::decode::evm::transfers::{self, WrappedTokens};
-use crate::decode::evm::{DecodeError, TokenKind, TokenMove};
+use crate::decode::evm::{TokenKind, TokenMove};
 
 /// A movement with its place and token.
 #[derive(Debug, Clone, Copy)]
@@ -21,16 +22,12 @@ pub(crate) struct PlacedMove {
 /// What is the same of a deposit and of the mint that says the same: token, whether it is a mint, whose, how much.
 type Effect = (Address, bool, Address, U256);
 
-/// Reads a transaction's token events, in order. Malformed ones go to `malformed`.
+/// Reads a transaction's token events, in order.
 ///
 /// Some wrapped tokens log a `Transfer` from the zero address beside their `Deposit`, others don't: a deposit counts only where the
 /// transaction has no such mint that no other deposit is paired with, and a withdrawal likewise with burns.
-pub(crate) fn of_tx(
-    tx: &DecodedTx,
-    wrapped: &WrappedTokens,
-    mut malformed: impl FnMut(DecodeError),
-) -> Vec<PlacedMove> {
-    let mut moves = Vec::new();
+pub(super) fn of_tx(tx: &DecodedTx, wrapped: &WrappedTokens) -> Moves {
+    let Moves { placed: mut moves, mut malformed } = Moves::default();
     let mut has_wrapped = false;
     for log in &tx.receipt.logs {
         match transfers::decode(log, wrapped) {
@@ -43,13 +40,13 @@ pub(crate) fn of_tx(
                     moves.push(PlacedMove { log_index, token: event.token, moved, affects_balance });
                 }
             }
-            Err(error) => malformed(error),
+            Err(error) => malformed.push(error),
         }
     }
     if has_wrapped {
         pair_with_mints(&mut moves);
     }
-    moves
+    Moves { placed: moves, malformed }
 }
 
 fn is_wrapped(kind: TokenKind) -> bool {

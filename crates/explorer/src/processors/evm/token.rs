@@ -9,9 +9,9 @@ use cairn_evm::{DecodedLog, DecodedTx};
 use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
-use super::moves::{self, PlacedMove};
+use super::EvmBlocks;
+use super::moves::PlacedMove;
 use crate::decode::evm::DecodeError;
-use crate::decode::evm::transfers::WrappedTokens;
 use crate::names::TOKEN_WORKER;
 use crate::processors::Settings;
 use crate::tables::transfers::{EventPlace, FT_TRANSFERS, FtTransfer, NFT_TRANSFERS, NftTransfer, Parties};
@@ -22,11 +22,11 @@ pub static SERVICE: ServiceInfo =
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(TokenWorker { wrapped: settings.wrapped.clone() })))
+    Some(Processor::Mapper(Arc::new(TokenWorker { blocks: EvmBlocks::of(settings) })))
 }
 
 struct TokenWorker {
-    wrapped: WrappedTokens,
+    blocks: EvmBlocks,
 }
 
 impl Mapper for TokenWorker {
@@ -35,18 +35,17 @@ impl Mapper for TokenWorker {
     }
 
     fn parts(&self) -> Parts {
-        Parts::TRANSACTIONS | Parts::RECEIPTS
+        super::PARTS
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for tx in &decoded.transactions {
-            let mut errors = Vec::new();
-            for placed in moves::of_tx(tx, &self.wrapped, |error| errors.push(error)) {
-                add(block, tx, &placed, out);
+        let decoded = self.blocks.get(block)?;
+        for (tx, moves) in decoded.with_moves() {
+            for placed in &moves.placed {
+                add(block, tx, placed, out);
             }
-            for error in errors {
-                out.malformed(malformed(tx, &error));
+            for error in &moves.malformed {
+                out.malformed(malformed(tx, error));
             }
         }
         Ok(())

@@ -10,9 +10,9 @@ use cairn_core::{Parts, StoredBlock};
 use cairn_evm::DecodedTx;
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
+use super::EvmBlocks;
+use super::block::Moves;
 use super::evm_worker::created_contract;
-use super::moves;
-use crate::decode::evm::transfers::WrappedTokens;
 use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
 use crate::tables::transactions::{TX_CONTRACTS, TxContract};
@@ -27,7 +27,7 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(TxContractsWorker { wrapped: settings.wrapped.clone() })))
+    Some(Processor::Mapper(Arc::new(TxContractsWorker { blocks: EvmBlocks::of(settings) })))
 }
 
 /// The tags, in the order in which they are written.
@@ -39,7 +39,7 @@ const FT: usize = 3;
 const NFT: usize = 4;
 
 struct TxContractsWorker {
-    wrapped: WrappedTokens,
+    blocks: EvmBlocks,
 }
 
 impl Mapper for TxContractsWorker {
@@ -48,13 +48,13 @@ impl Mapper for TxContractsWorker {
     }
 
     fn parts(&self) -> Parts {
-        Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS
+        super::PARTS
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for tx in &decoded.transactions {
-            for (contract, tags) in self.touched(tx) {
+        let decoded = self.blocks.get(block)?;
+        for (tx, moves) in decoded.with_moves() {
+            for (contract, tags) in touched(tx, moves) {
                 let tags: Vec<&str> =
                     TAGS.iter().zip(tags).filter(|(_, is_set)| *is_set).map(|(tag, _)| *tag).collect();
                 let row = TxContract {
@@ -73,23 +73,21 @@ impl Mapper for TxContractsWorker {
     }
 }
 
-impl TxContractsWorker {
-    fn touched(&self, tx: &DecodedTx) -> BTreeMap<Address, [bool; TAGS.len()]> {
-        let mut touched: BTreeMap<Address, [bool; TAGS.len()]> = BTreeMap::new();
-        let mut tag = |contract: Address, tag: usize| touched.entry(contract).or_default()[tag] = true;
-        let has_input = tx.input.as_ref().is_some_and(|input| !input.is_empty());
-        if let Some(called) = tx.to.address().filter(|_| has_input) {
-            tag(called, CALL);
-        }
-        if let Some(created) = created_contract(tx) {
-            tag(created, CREATE);
-        }
-        for log in &tx.receipt.logs {
-            tag(log.address, LOG);
-        }
-        for placed in moves::of_tx(tx, &self.wrapped, |_| {}) {
-            tag(placed.token, if placed.moved.kind.is_nft() { NFT } else { FT });
-        }
-        touched
+fn touched(tx: &DecodedTx, moves: &Moves) -> BTreeMap<Address, [bool; TAGS.len()]> {
+    let mut touched: BTreeMap<Address, [bool; TAGS.len()]> = BTreeMap::new();
+    let mut tag = |contract: Address, tag: usize| touched.entry(contract).or_default()[tag] = true;
+    let has_input = tx.input.as_ref().is_some_and(|input| !input.is_empty());
+    if let Some(called) = tx.to.address().filter(|_| has_input) {
+        tag(called, CALL);
     }
+    if let Some(created) = created_contract(tx) {
+        tag(created, CREATE);
+    }
+    for log in &tx.receipt.logs {
+        tag(log.address, LOG);
+    }
+    for placed in &moves.placed {
+        tag(placed.token, if placed.moved.kind.is_nft() { NFT } else { FT });
+    }
+    touched
 }

@@ -7,8 +7,7 @@ use cairn_core::{Parts, StoredBlock};
 use cairn_evm::DecodedReceipt;
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
-use super::moves;
-use crate::decode::evm::transfers::WrappedTokens;
+use super::EvmBlocks;
 use crate::names::TX_METRICS_WORKER;
 use crate::processors::Settings;
 use crate::tables::status_name;
@@ -20,11 +19,11 @@ pub static SERVICE: ServiceInfo =
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(TxMetricsWorker { wrapped: settings.wrapped.clone() })))
+    Some(Processor::Mapper(Arc::new(TxMetricsWorker { blocks: EvmBlocks::of(settings) })))
 }
 
 struct TxMetricsWorker {
-    wrapped: WrappedTokens,
+    blocks: EvmBlocks,
 }
 
 impl Mapper for TxMetricsWorker {
@@ -33,14 +32,13 @@ impl Mapper for TxMetricsWorker {
     }
 
     fn parts(&self) -> Parts {
-        Parts::HEADER | Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS
+        super::PARTS
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for tx in &decoded.transactions {
-            let moves = moves::of_tx(tx, &self.wrapped, |_| {});
-            let nfts = moves.iter().filter(|placed| placed.moved.kind.is_nft()).count();
+        let decoded = self.blocks.get(block)?;
+        for (tx, moves) in decoded.with_moves() {
+            let nfts = moves.placed.iter().filter(|placed| placed.moved.kind.is_nft()).count();
             let row = TxMetrics {
                 block_height: block.facts.height.get(),
                 transaction_id: tx.id.0.to_vec().into(),
@@ -51,7 +49,7 @@ impl Mapper for TxMetricsWorker {
                 fee: fee(&tx.receipt),
                 value: tx.value,
                 event_count: tx.receipt.logs.len() as u64,
-                ft_transfer_count: (moves.len() - nfts) as u64,
+                ft_transfer_count: (moves.placed.len() - nfts) as u64,
                 nft_transfer_count: nfts as u64,
             };
             out.row(&TX_METRICS, row.to_row());

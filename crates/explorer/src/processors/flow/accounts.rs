@@ -10,12 +10,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cairn_core::{Parts, StoredBlock};
 use cairn_flow::cdc::{CdcValue, StaticType};
-use cairn_flow::evm::{Executed, decode_payload};
-use cairn_flow::{DecodedTx, EventType, FlowAddress, Network};
+use cairn_flow::{DecodedTx, EventType, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, U256, Value};
 
-use super::moves;
+use super::{FlowBlocks, OnceTx};
 use crate::decode::flow::{AccountChange, FtKind, account_event};
 use crate::names::ACCOUNTS_WORKER;
 use crate::processors::Settings;
@@ -33,11 +32,11 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(AccountsWorker { network: settings.network? })))
+    Some(Processor::Mapper(Arc::new(AccountsWorker { blocks: FlowBlocks::of(settings)? })))
 }
 
 struct AccountsWorker {
-    network: Network,
+    blocks: FlowBlocks,
 }
 
 impl Mapper for AccountsWorker {
@@ -50,9 +49,10 @@ impl Mapper for AccountsWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
+        let decoded = self.blocks.get(block)?;
         let mut created: BTreeSet<FlowAddress> = BTreeSet::new();
-        for (index, tx) in super::once(&decoded) {
+        for once in decoded.once() {
+            let (index, tx) = (once.index, once.tx);
             let of = OfTx { block, index, tx };
             let signers = Signers::of(tx);
             let mut roles = signers.as_senders();
@@ -67,8 +67,8 @@ impl Mapper for AccountsWorker {
                     }
                 }
             }
-            self.add_parties(tx, &mut roles);
-            self.add_evm(tx, &mut roles);
+            add_parties(once, &mut roles);
+            add_evm(once, &mut roles);
             roles.retain(|address, _| address.iter().any(|byte| *byte != 0));
             for (address, roles) in roles {
                 out.row(&ADDRESS_TRANSACTIONS, of.concerned(address, roles));
@@ -83,40 +83,11 @@ impl Mapper for AccountsWorker {
 }
 
 impl AccountsWorker {
-    fn add_parties(&self, tx: &DecodedTx, roles: &mut BTreeMap<Bytes, Roles>) {
-        let moves = moves::of_tx(tx, self.network);
-        let fungible = moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee);
-        let fungible = fungible.flat_map(|moved| [moved.from, moved.to]);
-        let items = moves.non_fungible.iter().flat_map(|moved| [moved.from, moved.to]);
-        for party in fungible.chain(items).flatten() {
-            roles.entry(super::bytes(party)).or_default().is_transfer_party = true;
-        }
-    }
-
-    fn add_evm(&self, tx: &DecodedTx, roles: &mut BTreeMap<Bytes, Roles>) {
-        for (_, executed) in executions(tx, self.network) {
-            // Malformed ones are reported by evm_worker.
-            let Ok(executed) = executed else { continue };
-            let evm = |address: alloy_primitives::Address| Bytes::copy_from_slice(address.as_slice());
-            if let Ok(inner) = decode_payload(&executed.payload) {
-                if let Some(from) = inner.from {
-                    roles.entry(evm(from)).or_default().is_sender = true;
-                }
-                if let Some(to) = inner.to {
-                    roles.entry(evm(to)).or_default().is_recipient = true;
-                }
-            }
-            if let Some(created) = executed.contract_address.filter(|_| executed.error_code == 0) {
-                roles.entry(evm(created)).or_default().is_created = true;
-            }
-        }
-    }
-
     fn add_coas(&self, of: &OfTx<'_>, signers: &Signers, out: &mut Output) {
         let mut owners = None;
         for event in &of.tx.events {
             let Some(name) = EventType::parse(&event.event_type) else { continue };
-            if !name.is(self.network.accounts().service, "EVM", "CadenceOwnedAccountCreated") {
+            if !name.is(self.blocks.network.accounts().service, "EVM", "CadenceOwnedAccountCreated") {
                 continue;
             }
             let fields = match CdcValue::parse_event(&event.payload) {
@@ -154,19 +125,33 @@ impl AccountsWorker {
     }
 }
 
-/// The EVM transactions that a transaction executed, with the event's place.
-pub(super) fn executions(
-    tx: &DecodedTx,
-    network: Network,
-) -> impl Iterator<Item = (&cairn_flow::DecodedEvent, Result<Executed, cairn_flow::FlowError>)> {
-    let service = network.accounts().service;
-    let executed = move |event: &&cairn_flow::DecodedEvent| {
-        EventType::parse(&event.event_type).is_some_and(|name| name.is(service, "EVM", "TransactionExecuted"))
-    };
-    tx.events.iter().filter(executed).map(|event| {
-        let fields = CdcValue::parse_event(&event.payload);
-        (event, fields.and_then(|fields| Executed::from_event(&fields)))
-    })
+fn add_parties(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
+    let moves = once.moves();
+    let fungible = moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee);
+    let fungible = fungible.flat_map(|moved| [moved.from, moved.to]);
+    let items = moves.non_fungible.iter().flat_map(|moved| [moved.from, moved.to]);
+    for party in fungible.chain(items).flatten() {
+        roles.entry(super::bytes(party)).or_default().is_transfer_party = true;
+    }
+}
+
+fn add_evm(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
+    for (_, execution) in once.executions() {
+        // Malformed ones are reported by evm_worker.
+        let Ok((executed, inner)) = &execution.executed else { continue };
+        let evm = |address: alloy_primitives::Address| Bytes::copy_from_slice(address.as_slice());
+        if let Ok(inner) = inner {
+            if let Some(from) = inner.from {
+                roles.entry(evm(from)).or_default().is_sender = true;
+            }
+            if let Some(to) = inner.to {
+                roles.entry(evm(to)).or_default().is_recipient = true;
+            }
+        }
+        if let Some(created) = executed.contract_address.filter(|_| executed.error_code == 0) {
+            roles.entry(evm(created)).or_default().is_created = true;
+        }
+    }
 }
 
 /// Whose a Cadence-owned EVM account is that the transaction created, and by which rule that is known.

@@ -14,13 +14,13 @@ use alloy_primitives::{B256, U256};
 use bytes::Bytes;
 use cairn_core::{Parts, StoredBlock, TxStatus};
 use cairn_flow::cdc::CdcValue;
-use cairn_flow::evm::{DIRECT_CALL, DirectKind, EvmBlock, EvmTransaction, Executed, decode_payload};
-use cairn_flow::{DecodedEvent, DecodedTx, EventType, Network};
+use cairn_flow::evm::{DIRECT_CALL, DirectKind, EvmBlock, EvmTransaction, Executed};
+use cairn_flow::{DecodedEvent, DecodedTx, EventType, FlowError};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
 use sha2::{Digest, Sha256};
 
-use super::accounts::executions;
+use super::{FlowBlocks, OnceTx};
 use crate::decode::{TextLimit, clean};
 use crate::names::EVM_WORKER;
 use crate::processors::Settings;
@@ -41,11 +41,11 @@ const ERROR_LIMIT: TextLimit = TextLimit { chars: 500, bytes: 1_000 };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(EvmWorker { network: settings.network? })))
+    Some(Processor::Mapper(Arc::new(EvmWorker { blocks: FlowBlocks::of(settings)? })))
 }
 
 struct EvmWorker {
-    network: Network,
+    blocks: FlowBlocks,
 }
 
 impl Mapper for EvmWorker {
@@ -58,19 +58,20 @@ impl Mapper for EvmWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
+        let decoded = self.blocks.get(block)?;
         let mut evm =
             InBlock { block, open: BTreeMap::new(), hashes: BTreeSet::new(), heights: BTreeSet::new() };
-        for (index, tx) in super::once(&decoded) {
-            for (event, executed) in executions(tx, self.network) {
-                match executed {
-                    Ok(executed) => evm.executed(index, tx, event, &executed, out),
+        for once in decoded.once() {
+            let (index, tx) = (once.index, once.tx);
+            for (event, execution) in once.executions() {
+                match &execution.executed {
+                    Ok((executed, inner)) => evm.executed(index, tx, event, executed, inner, out),
                     Err(error) => out.malformed(super::malformed_event(tx, event, error)),
                 }
             }
         }
-        let service = self.network.accounts().service;
-        for (index, tx) in super::once(&decoded) {
+        let service = self.blocks.network.accounts().service;
+        for OnceTx { index, tx, .. } in decoded.once() {
             for event in &tx.events {
                 let Some(name) = EventType::parse(&event.event_type) else { continue };
                 if !name.is(service, "EVM", "BlockExecuted") {
@@ -116,6 +117,7 @@ impl InBlock<'_> {
         tx: &DecodedTx,
         event: &DecodedEvent,
         executed: &Executed,
+        inner: &Result<EvmTransaction, FlowError>,
         out: &mut Output,
     ) {
         let mut report = |message: String| out.malformed(super::malformed_event(tx, event, message));
@@ -148,7 +150,7 @@ impl InBlock<'_> {
         open.gas_used = open.gas_used.saturating_add(executed.gas_used);
         open.logs += executed.logs.len() as u64;
         let cumulative = open.gas_used;
-        let inner = match decode_payload(&executed.payload) {
+        let inner = match inner {
             Ok(inner) if inner.hash != executed.hash => {
                 report(format!("its payload has the hash {}, it names {}", inner.hash, executed.hash));
                 Some(inner)
@@ -159,11 +161,11 @@ impl InBlock<'_> {
                 None
             }
         };
-        if inner.as_ref().is_some_and(|inner| inner.from.is_none()) {
+        if inner.is_some_and(|inner| inner.from.is_none()) {
             report("its signature gives no sender".to_owned());
         }
-        out.row(&EVM_TRANSACTIONS, self.transaction(executed, inner.as_ref(), cumulative));
-        out.row(&EVM_EXECUTIONS, self.execution(index, tx, event, executed, inner.as_ref()));
+        out.row(&EVM_TRANSACTIONS, self.transaction(executed, inner, cumulative));
+        out.row(&EVM_EXECUTIONS, self.execution(index, tx, event, executed, inner));
         for (at, log) in (first_log..).zip(&executed.logs) {
             out.row(&EVM_LOGS, self.log(event, executed, at, log));
         }

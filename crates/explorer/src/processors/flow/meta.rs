@@ -8,6 +8,7 @@ use cairn_core::{Parts, StoredBlock, TxStatus};
 use cairn_flow::{DecodedEvent, DecodedTx, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
+use super::{FlowBlocks, OnceTx};
 use crate::decode::flow::{
     AccountChange, AccountEvent, AccountKey, ContractChange, RevokedKey, account_event,
 };
@@ -27,11 +28,12 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    settings.network?;
-    Some(Processor::Mapper(Arc::new(MetaWorker)))
+    Some(Processor::Mapper(Arc::new(MetaWorker { blocks: FlowBlocks::of(settings)? })))
 }
 
-struct MetaWorker;
+struct MetaWorker {
+    blocks: FlowBlocks,
+}
 
 impl Mapper for MetaWorker {
     fn service(&self) -> &'static ServiceInfo {
@@ -43,8 +45,8 @@ impl Mapper for MetaWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for (index, tx) in super::once(&decoded) {
+        let decoded = self.blocks.get(block)?;
+        for OnceTx { index, tx, .. } in decoded.once() {
             // A contract that was added, removed and added again in one transaction is one creation.
             let mut created: BTreeMap<(FlowAddress, String), SmartContract> = BTreeMap::new();
             for event in &tx.events {

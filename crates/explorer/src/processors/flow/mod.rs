@@ -1,18 +1,17 @@
 //! Processors that read Flow blocks or ask Flow nodes.
 //!
 //! A transaction's id doesn't name one transaction on Flow: system transactions have the same id in every block, so every key has the
-//! height. Within one block an id is derived once ([`once`]); `token_worker` reports the block that has it twice.
-
-use std::collections::BTreeSet;
+//! height. Within one block an id is derived once ([`FlowBlock::once`]); `token_worker` reports the block that has it twice.
 
 use bytes::Bytes;
-use cairn_core::{Parts, StoredBlock, TxId};
-use cairn_flow::{DecodedBlock, DecodedEvent, DecodedTx, FlowAddress};
-use cairn_pipeline::derive::processor::{Malformed, ProcessError};
+use cairn_core::Parts;
+use cairn_flow::{DecodedEvent, DecodedTx, FlowAddress};
+use cairn_pipeline::derive::processor::Malformed;
 use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
 pub mod account_state;
 pub mod accounts;
+mod block;
 pub mod contract_code;
 pub mod evm_chain;
 pub mod evm_worker;
@@ -26,20 +25,11 @@ pub mod token_metadata;
 pub mod tx_contracts;
 pub mod tx_metrics;
 
+pub use block::FlowBlock;
+use block::{FlowBlocks, OnceTx};
+
 /// What every processor of Flow blocks reads: transactions and their results, which only make sense together.
 const PARTS: Parts = Parts::BODY.union(Parts::RECEIPTS);
-
-/// Decodes the parts of a block that were read.
-fn decode(stored: &StoredBlock) -> Result<DecodedBlock, ProcessError> {
-    DecodedBlock::decode(stored)
-        .map_err(|error| ProcessError { block: stored.facts.block_ref(), message: error.to_string() })
-}
-
-/// The transactions of a block with their places, each id once: the first one.
-fn once(block: &DecodedBlock) -> impl Iterator<Item = (u32, &DecodedTx)> {
-    let mut seen: BTreeSet<TxId> = BTreeSet::new();
-    (0u32..).zip(&block.transactions).filter(move |(_, tx)| seen.insert(tx.id))
-}
 
 /// An address as tables have it.
 fn bytes(address: FlowAddress) -> Bytes {

@@ -2,16 +2,11 @@
 
 use bytes::Bytes;
 use cairn_core::StoredBlock;
-use cairn_flow::{DecodedTx, FlowAddress, Network};
+use cairn_flow::{DecodedTx, FlowAddress};
 use cairn_store::derived::U256;
 
-use crate::decode::flow::{FEE_KIND, FT_KIND, FtKind, FtMove, NFT_KIND, NftKind, NftMove, TokenMoves};
+use crate::decode::flow::{FEE_KIND, FT_KIND, FtKind, FtMove, NFT_KIND, NftKind, NftMove};
 use crate::tables::transfers::{EventPlace, FtTransfer, NftTransfer, Parties};
-
-/// The movements of a transaction.
-pub(super) fn of_tx(tx: &DecodedTx, network: Network) -> TokenMoves {
-    TokenMoves::of(&tx.events, network)
-}
 
 /// The account and the name of a contract, from `A.<address>.<name>`.
 pub(super) fn contract(name: &str) -> Option<(FlowAddress, &str)> {

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock};
-use cairn_flow::Network;
+use cairn_flow::DecodedTx;
 use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::Severity;
 
-use super::moves;
+use super::{FlowBlocks, moves};
 use crate::decode::flow::FtKind;
 use crate::names::TOKEN_WORKER;
 use crate::processors::Settings;
@@ -27,11 +27,11 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(TokenWorker { network: settings.network? })))
+    Some(Processor::Mapper(Arc::new(TokenWorker { blocks: FlowBlocks::of(settings)? })))
 }
 
 struct TokenWorker {
-    network: Network,
+    blocks: FlowBlocks,
 }
 
 impl Mapper for TokenWorker {
@@ -44,12 +44,13 @@ impl Mapper for TokenWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
+        let decoded = self.blocks.get(block)?;
         let mut next = 0;
-        for (index, tx) in super::once(&decoded) {
-            repeated(&decoded, next..index, out);
+        for once in decoded.once() {
+            let (index, tx) = (once.index, once.tx);
+            repeated(decoded.transactions(), next..index, out);
             next = index + 1;
-            let moves = moves::of_tx(tx, self.network);
+            let moves = once.moves();
             for moved in &moves.fungible {
                 if let Some(row) = moves::ft_row(block, index, tx, moved) {
                     let table = if moved.kind == FtKind::Fee { &FEE_TRANSFERS } else { &FT_TRANSFERS };
@@ -66,15 +67,15 @@ impl Mapper for TokenWorker {
                 out.malformed(super::malformed_at(tx, event.event_index, &event.event_type, message));
             }
         }
-        repeated(&decoded, next..decoded.transactions.len() as u32, out);
+        repeated(decoded.transactions(), next..decoded.transactions().len() as u32, out);
         Ok(())
     }
 }
 
 /// Reports the transactions at these places: their ids stand in the block before them.
-fn repeated(block: &cairn_flow::DecodedBlock, places: std::ops::Range<u32>, out: &mut Output) {
+fn repeated(transactions: &[DecodedTx], places: std::ops::Range<u32>, out: &mut Output) {
     for index in places {
-        let Some(tx) = block.transactions.get(index as usize) else { continue };
+        let Some(tx) = transactions.get(index as usize) else { continue };
         out.malformed(Malformed {
             transaction_id: tx.id.to_string(),
             severity: Severity::Fatal,

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock, TxStatus};
-use cairn_flow::{DecodedTx, EventType, FlowAddress, Network};
+use cairn_flow::{EventType, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
 
-use super::moves;
+use super::{FlowBlocks, OnceTx, moves};
 use crate::decode::flow::{AccountChange, ContractChange, FtKind, MAX_NAME_BYTES, account_event, imports};
 use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
@@ -27,7 +27,7 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(TxContractsWorker { network: settings.network? })))
+    Some(Processor::Mapper(Arc::new(TxContractsWorker { blocks: FlowBlocks::of(settings)? })))
 }
 
 /// The tags of contracts, in the order in which they are written.
@@ -46,7 +46,7 @@ const STAKING: [&str; 4] = ["FlowIDTableStaking", "FlowStakingCollection", "Flow
 type Touched = BTreeMap<(FlowAddress, String), [bool; TAGS.len()]>;
 
 struct TxContractsWorker {
-    network: Network,
+    blocks: FlowBlocks,
 }
 
 impl Mapper for TxContractsWorker {
@@ -59,10 +59,11 @@ impl Mapper for TxContractsWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
-        for (index, tx) in super::once(&decoded) {
+        let decoded = self.blocks.get(block)?;
+        for once in decoded.once() {
+            let (index, tx) = (once.index, once.tx);
             let mut tags: BTreeSet<&'static str> = BTreeSet::new();
-            for ((address, name), is_set) in self.touched(tx, &mut tags) {
+            for ((address, name), is_set) in self.touched(once, &mut tags) {
                 let of_contract: Vec<&str> =
                     TAGS.iter().zip(is_set).filter(|(_, is_set)| *is_set).map(|(tag, _)| *tag).collect();
                 let row = TxContract {
@@ -94,8 +95,8 @@ impl Mapper for TxContractsWorker {
 }
 
 impl TxContractsWorker {
-    fn touched(&self, tx: &DecodedTx, tags: &mut BTreeSet<&'static str>) -> Touched {
-        let accounts = self.network.accounts();
+    fn touched(&self, once: OnceTx<'_>, tags: &mut BTreeSet<&'static str>) -> Touched {
+        let (tx, accounts) = (once.tx, self.blocks.network.accounts());
         let mut touched = Touched::new();
         let mut tag = |address: FlowAddress, name: &str, tag: usize| {
             touched.entry((address, name.to_owned())).or_default()[tag] = true;
@@ -126,7 +127,7 @@ impl TxContractsWorker {
                 }
             }
         }
-        let moves = moves::of_tx(tx, self.network);
+        let moves = once.moves();
         for moved in moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee) {
             if let Some((address, name)) = moves::contract(&moved.token) {
                 tag(address, name, FT);

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock};
-use cairn_flow::Network;
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, U256, Value};
 
-use super::{accounts, moves};
+use super::FlowBlocks;
 use crate::decode::flow::{FtKind, fees};
 use crate::decode::{TextLimit, clean};
 use crate::names::TX_METRICS_WORKER;
@@ -29,11 +28,11 @@ const ERROR_LIMIT: TextLimit = TextLimit { chars: 2_000, bytes: 4_000 };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
-    Some(Processor::Mapper(Arc::new(TxMetricsWorker { network: settings.network? })))
+    Some(Processor::Mapper(Arc::new(TxMetricsWorker { blocks: FlowBlocks::of(settings)? })))
 }
 
 struct TxMetricsWorker {
-    network: Network,
+    blocks: FlowBlocks,
 }
 
 impl Mapper for TxMetricsWorker {
@@ -46,11 +45,11 @@ impl Mapper for TxMetricsWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-        let decoded = super::decode(block)?;
+        let decoded = self.blocks.get(block)?;
         let amount = |number: u64| Value::Amount(U256::from(number));
-        for (index, tx) in super::once(&decoded) {
-            let moves = moves::of_tx(tx, self.network);
-            let fees = fees(&tx.events, self.network);
+        for once in decoded.once() {
+            let (index, tx, moves) = (once.index, once.tx, once.moves());
+            let fees = fees(&tx.events, self.blocks.network);
             // What the chain itself does is free. Elsewhere, no event: what was paid isn't known (E07).
             let paid = fees.map(|fees| fees.amount).or_else(|| tx.is_system.then_some(0));
             let row = TxMetrics {
@@ -70,7 +69,9 @@ impl Mapper for TxMetricsWorker {
             out.row(&TX_METRICS, row.to_row());
 
             let (mut evm_count, mut evm_gas) = (0u64, U256::ZERO);
-            for executed in accounts::executions(tx, self.network).filter_map(|(_, executed)| executed.ok()) {
+            for (executed, _) in
+                once.executions().filter_map(|(_, execution)| execution.executed.as_ref().ok())
+            {
                 evm_count += 1;
                 evm_gas += U256::from(executed.gas_used);
             }
