@@ -83,7 +83,7 @@ postgres_outage() {
   postgres_init "$data"
   command="$(printf '%q ' "${POSTGRES_AS[@]}" "$binary" -D "$data" -p "$port" "${POSTGRES_SETTINGS[@]}")"
   "$BIN_DEV" outage-test --cairn "$BIN_CAIRN" --postgres "$raw_url" \
-    --app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-20}" ${KEEP:+--keep "$KEEP"}
+    --app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-60}" ${KEEP:+--keep "$KEEP"}
 }
 
 # What PostgreSQL shows beside the suites. Each part ends with a line of its own, the stage with their sum.

@@ -62,7 +62,7 @@ stage_conformance() {
 }
 
 stage_sim() {
-  if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-1000}"; fi
+  if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-2000}"; fi
   "$BIN_SIM" "$@"
 }
 

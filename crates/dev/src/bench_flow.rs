@@ -8,7 +8,7 @@
 //! All share the machine with the node and the database.
 //!
 //! **A node's limit.** A node that lets 100 requests through a second (a bucket of ten) and refuses what is more: how many were used from the first to the last, and how many were
-//! refused, which are wasted. Scripts for names are among them.
+//! refused, which are wasted. Scripts for names are among them. Fewer than [`LEAST_USED_PER_S`], or one refused, is a failure.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,6 +32,8 @@ use crate::report::figure;
 const LIMIT: Duration = Duration::from_secs(600);
 /// What a public node lets through.
 const REQUESTS_PER_S: u32 = 100;
+/// So many of them have to be used.
+const LEAST_USED_PER_S: f64 = 95.0;
 
 /// Where things are, and how much.
 #[derive(Parser)]
@@ -186,5 +188,11 @@ async fn limited(options: &Options, folder: &Path) -> Result<()> {
     println!("{} requests in {seconds:.1} s: {:?}", counts.total(), counts.asked);
     figure("flow_requests_used_per_s", format!("{:.1}", counts.per_s()), "requests/s");
     figure("flow_requests_wasted", counts.refused, "requests");
+    ensure!(
+        counts.per_s() >= LEAST_USED_PER_S && counts.refused == 0,
+        "of {REQUESTS_PER_S} requests a second {:.1} were used, and {} were wasted",
+        counts.per_s(),
+        counts.refused
+    );
     Ok(())
 }

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions};
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions};
 use cairn_core::{BlockRef, Height, SystemClock};
+use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::derived::{
     ApplyProgress, ChunkCommit, Coordinator, DerivedReader, DerivedWriter, Key, ReorgApplier, Row, StateRow,
     StateRows, Table, TableRows, Value, WorkerLease,
@@ -31,8 +32,6 @@ use crate::report::figure;
 
 /// Blocks that are rolled back.
 const ORPHANS: u64 = 1_000;
-/// What one step of the applier handles: the pipeline's own number.
-const STEP_ROWS: usize = 10_000;
 /// Heights of one commit of the writer beside it.
 const WRITER_HEIGHTS: u64 = 20;
 
@@ -161,10 +160,12 @@ async fn rollback<S: AppStore>(
     let before = written.load(Ordering::Relaxed);
     let begun = Instant::now();
     store.begin_apply(&entry).await?;
+    // As the pipeline does it.
+    let step_rows = DeriveOptions::new("").apply_rows;
     let (mut steps, mut longest) = (0, Duration::ZERO);
     loop {
         let step = Instant::now();
-        let progress = store.apply_step(1, STEP_ROWS).await?;
+        let progress = store.apply_step(1, step_rows).await?;
         longest = longest.max(step.elapsed());
         steps += 1;
         if progress == ApplyProgress::Done {

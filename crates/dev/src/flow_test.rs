@@ -290,7 +290,8 @@ struct Waits {
 impl Waits {
     async fn look(&mut self, raw: &dyn Raw, app: &dyn App) -> Result<()> {
         // The raw store first: its tip may have risen since, never fallen.
-        let tip = raw.snapshot().await?.head().tip.map_or(Height::ZERO, |tip| tip.height);
+        let head = raw.snapshot().await?.head().clone();
+        let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(()) };
         let snapshot = app.snapshot().await?;
         self.looks += 1;
         let next = |name: &str| snapshot.checkpoint(name).map_or(Height::ZERO, |found| found.next);
@@ -301,7 +302,8 @@ impl Waits {
                 self.ahead =
                     Some(format!("{name} is at {}, its upstreams {upstreams:?} at {limit}", next(name)));
             }
-            if next(name) == limit && limit <= tip {
+            // Below the first height all are, before anything runs.
+            if next(name) == limit && limit > first && limit <= tip.height {
                 *self.seen.entry(name).or_default() += 1;
             }
         }

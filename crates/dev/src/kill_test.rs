@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use cairn_backends::postgres::{PgOptions, PgPool};
 use cairn_store::RawReader;
 use cairn_store::derived::{DerivedReader, LeaseFilter};
 use clap::Args;
@@ -198,7 +199,30 @@ async fn play(
             .await;
         figure(&format!("kill_test_{what}_lines"), ours.lines.len(), "lines");
     }
+    let errors = async {
+        let (ours, theirs) = (logged_errors(&killed.urls[0]).await?, logged_errors(&clean.urls[0]).await?);
+        ensure!(ours == theirs, "the error logs differ:\n  killed: {ours:?}\n  clean:  {theirs:?}");
+        Ok(())
+    };
+    report
+        .case("the error log is that of a clean run: nothing twice, nothing of blocks that are gone", errors)
+        .await;
     Ok(())
+}
+
+/// What the error log says, without when.
+async fn logged_errors(url: &str) -> Result<Vec<String>> {
+    let pool = PgPool::new(PgOptions::new(url))?;
+    let rows = pool
+        .get()
+        .await?
+        .query(
+            "SELECT format('%s %s %s %s %s %s', worker_name, block_height, encode(block_id, 'hex'), transaction_id, \
+             error_hash, resolved) FROM raw.indexing_errors ORDER BY 1",
+            &[],
+        )
+        .await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// Kills and starts again, until everything stands at the node's head.

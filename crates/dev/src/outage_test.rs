@@ -50,7 +50,7 @@ pub struct Options {
     #[arg(long)]
     app_postgres: String,
     /// How long the app database is away, in seconds.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 60)]
     away_s: u64,
     /// Heights of the history.
     #[arg(long, default_value_t = 15_000)]
