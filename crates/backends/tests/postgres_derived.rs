@@ -576,6 +576,35 @@ async fn l06_reaping_waits_for_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn l06_a_hundred_thousand_expired_leases_are_reaped_in_bounded_statements() {
+    const LEASES: usize = 100_000;
+    let Some(world) = World::new(|_| {}).await else { return };
+    world
+        .db
+        .sql(&format!(
+            "INSERT INTO app.worker_leases (worker_type, kind, from_height, to_height, status, leased_by, lease_expires_at, next_try_at,
+                 attempt, fence, done_to, claimed_done_to, version, last_error, created_at, updated_at)
+             SELECT 'mapper', 'index', 10 * n, 10 * n + 10, 'ACTIVE', 'gone', now() - interval '1 day', now(), 0,
+                 nextval('app.fences'), 10 * n, 10 * n, 1, '', now(), now()
+             FROM generate_series(0, {LEASES} - 1) n"
+        ))
+        .await;
+    // The committer's own number.
+    let step = 500;
+    let mut reaped = 0;
+    loop {
+        // Each ends well within the pool's statement timeout, else it is an error.
+        let now = world.store.reap(step).await.unwrap();
+        assert!(now.len() <= step);
+        if now.is_empty() {
+            break;
+        }
+        reaped += now.len();
+    }
+    assert_eq!(reaped, LEASES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn p08_readers_cannot_starve_writers() {
     let Some(world) = World::new(|options| {
         options.read = PgOptions { max_open_conns: 2, pool_wait_ms: 200, ..options.read.clone() };
