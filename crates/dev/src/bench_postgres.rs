@@ -5,8 +5,8 @@
 //! each of them [`RawFiller::advance`]; timed from the first claim until the head has passed them all. In order (`…_in_order`): [`RawWriter::append`], one after the other. All of it
 //! counts (checking the batch, cutting, compressing and encoding it, leases and the head's lock, every table and index, the commits). Afterwards every row that was written (blocks, transactions, events, lookups, index pages) is read back in the binary COPY
 //! format, and sent again to plain tables of the same columns without key or index: one statement and one transaction a table, nothing encoded while the clock runs. `raw_vs_copy`
-//! is the second time by the first: same bytes, same server, same run. Both are done three times, the first each time in a new database, the bare COPY
-//! into empty tables; medians count. The bare COPY is one connection's; a server has one process for each connection, and in order a store has one too.
+//! is the second time by the first: same bytes, same server, same run. Both are done five times in turn, each time in a new database, the bare COPY
+//! into new tables; medians count. The bare COPY is one connection's; a server has one process for each connection, and in order a store has one too.
 //! `raw_vs_copy_backfill`: ranges at once, with `backfill` on, in which a partition has its keys alone until it is full.
 //!
 //! **Raw with EVM lookups.** The same once more in a new database whose `evm_lookup` and `tx_lookup` hold 20 million rows each, and with a row of `evm_lookup` for each transaction:
@@ -56,7 +56,7 @@ const INDEXES: [(&str, &str, &str); 8] = [
     ("block_lookup_key", "block_lookup", "UNIQUE (id)"),
     ("evm_lookup_key", "evm_lookup", "UNIQUE (evm_hash, height, evm_index)"),
 ];
-const REPEATS: usize = 3;
+const REPEATS: usize = 5;
 /// How many ranges are filled at once.
 const FILL_WORKERS: usize = 2;
 /// How long a lease lives without a commit.
@@ -291,48 +291,57 @@ async fn read_written(pool: &PgPool, took: Duration, lookups: u64) -> Result<Wri
     Ok(Written { append: took, rows, tables })
 }
 
-/// The same in some new databases: of how long it took, the median. The last one is still there.
-async fn append_often(
+/// Medians of some rounds, each in a new database: the chain written, and right after it the bare COPY of the same rows, since machines have moods.
+struct Rounds {
+    /// As the last one wrote it; `append` is the median.
+    written: Written,
+    /// The bare COPY of each table, in seconds.
+    bare: Vec<f64>,
+    /// The bare COPY's time by the writing's.
+    ratio: f64,
+}
+
+/// The last database is still there.
+async fn rounds(
     options: &Options,
     label: &str,
     chain: &Chain,
     how: (Way, bool),
-) -> Result<(Written, PgPool, Database)> {
-    let mut took = Vec::new();
+) -> Result<(Rounds, PgPool, Database)> {
+    let (mut took, mut tables, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         let db = Database::make(&options.postgres, label).await?;
         let (mut written, pool) = append(&db, chain, Arc::new(EvmLayout), 0, how).await?;
-        took.push(written.append.as_secs_f64());
+        let bare = bare(&pool, &written).await?;
+        let append = written.append.as_secs_f64();
+        ratios.push(bare.iter().sum::<f64>() / append);
+        took.push(append);
+        tables.resize(bare.len(), Vec::new());
+        tables.iter_mut().zip(&bare).for_each(|(all, seconds)| all.push(*seconds));
         if took.len() == REPEATS {
             written.append = Duration::from_secs_f64(median(took));
-            return Ok((written, pool, db));
+            let bare = tables.into_iter().map(median).collect();
+            return Ok((Rounds { written, bare, ratio: median(ratios) }, pool, db));
         }
         drop(pool);
         db.drop().await?;
     }
 }
 
-/// The bare COPY of the same bytes: seconds for each table.
+/// The bare COPY of the same bytes into new tables: seconds for each.
 async fn bare(pool: &PgPool, written: &Written) -> Result<Vec<f64>> {
     let conn = pool.get().await?;
-    conn.batch("DROP SCHEMA IF EXISTS bare CASCADE; CREATE SCHEMA bare").await?;
-    for (table, _) in &written.tables {
+    conn.batch("DROP SCHEMA IF EXISTS bare CASCADE; CREATE SCHEMA bare; CHECKPOINT").await?;
+    let mut took = Vec::new();
+    for (table, rows) in &written.tables {
         conn.batch(&format!("CREATE TABLE bare.{table} (LIKE raw.{table} INCLUDING STORAGE)")).await?;
+        took.push(copy_into(&conn, &format!("bare.{}", with_columns(table)), rows).await?.as_secs_f64());
     }
-    let mut took = vec![Vec::new(); written.tables.len()];
-    for _ in 0..REPEATS {
-        conn.batch("CHECKPOINT").await?;
-        for (at, (table, rows)) in written.tables.iter().enumerate() {
-            conn.batch(&format!("TRUNCATE bare.{table}")).await?;
-            took[at]
-                .push(copy_into(&conn, &format!("bare.{}", with_columns(table)), rows).await?.as_secs_f64());
-        }
-    }
-    Ok(took.into_iter().map(median).collect())
+    Ok(took)
 }
 
 /// Prints both and their ratio, under a name.
-fn compared(name: &str, chain_txs: u64, written: &Written, bare: &[f64]) {
+fn compared(name: &str, chain_txs: u64, Rounds { written, bare, ratio }: &Rounds) {
     let (append, copy) = (written.append.as_secs_f64(), bare.iter().sum::<f64>());
     let bytes: usize = written.tables.iter().map(|(_, rows)| rows.len()).sum();
     println!("{} rows, {} MiB: written in {append:.2} s, bare COPY {copy:.2} s", written.rows, bytes >> 20);
@@ -342,25 +351,21 @@ fn compared(name: &str, chain_txs: u64, written: &Written, bare: &[f64]) {
     figure(&format!("{name}_rows_per_s"), format!("{:.0}", written.rows as f64 / append), "rows/s");
     figure(&format!("{name}_txs_per_s"), format!("{:.0}", chain_txs as f64 / append), "tx/s");
     figure(&format!("{name}_bare_copy_rows_per_s"), format!("{:.0}", written.rows as f64 / copy), "rows/s");
-    let ratio = name.replacen("raw", "raw_vs_copy", 1);
-    figure(&ratio, format!("{:.2}", copy / append), "ratio");
+    figure(&name.replacen("raw", "raw_vs_copy", 1), format!("{ratio:.2}"), "ratio");
 }
 
 async fn raw(options: &Options, chain: &Chain) -> Result<()> {
-    let (written, pool, db) = append_often(options, "raw", chain, (Way::Ranges, false)).await?;
-    let bare = bare(&pool, &written).await?;
-    compared("raw", options.txs, &written, &bare);
-    costs(&pool, &written, &bare).await?;
+    let (all, pool, db) = rounds(options, "raw", chain, (Way::Ranges, false)).await?;
+    compared("raw", options.txs, &all);
+    costs(&pool, &all.written, &all.bare).await?;
     drop(pool);
     db.drop().await?;
-    let (written, pool, db) = append_often(options, "in_order", chain, (Way::InOrder, false)).await?;
-    drop(pool);
-    db.drop().await?;
-    compared("raw_in_order", options.txs, &written, &bare);
-    let (written, pool, db) = append_often(options, "backfill", chain, (Way::Ranges, true)).await?;
-    drop(pool);
-    db.drop().await?;
-    compared("raw_backfill", options.txs, &written, &bare);
+    for (name, how) in [("raw_in_order", (Way::InOrder, false)), ("raw_backfill", (Way::Ranges, true))] {
+        let (all, pool, db) = rounds(options, name, chain, how).await?;
+        compared(name, options.txs, &all);
+        drop(pool);
+        db.drop().await?;
+    }
     Ok(())
 }
 
@@ -442,7 +447,7 @@ async fn fill_lookups(pool: &PgPool, rows: u64) -> Result<()> {
     // Reads the whole of each key into the server's memory: more than once, for what it keeps is what it meets again.
     let read =
         [("id", "tx_lookup", "block_height, tx_index"), ("evm_hash", "evm_lookup", "height, evm_index")];
-    for (id, table, place) in read.repeat(REPEATS) {
+    for (id, table, place) in read.repeat(3) {
         conn.batch(&format!(
             "SET enable_seqscan = off; SET enable_sort = off;
              SELECT count(*) FROM (SELECT {id} FROM raw.{table} ORDER BY {id}, {place} OFFSET 0) o;
@@ -477,8 +482,15 @@ async fn raw_with_lookups(options: &Options, chain: &Chain) -> Result<()> {
     let db = Database::make(&options.postgres, "lookup").await?;
     let (written, pool) =
         append(&db, chain, Arc::new(WithEvmLookups), options.lookups, (Way::Ranges, false)).await?;
-    let bare = bare(&pool, &written).await?;
-    compared("raw_evm_lookup", options.txs, &written, &bare);
+    let mut tables = Vec::new();
+    for _ in 0..REPEATS {
+        let round = bare(&pool, &written).await?;
+        tables.resize(round.len(), Vec::new());
+        tables.iter_mut().zip(&round).for_each(|(all, seconds)| all.push(*seconds));
+    }
+    let bare: Vec<f64> = tables.into_iter().map(median).collect();
+    let ratio = bare.iter().sum::<f64>() / written.append.as_secs_f64();
+    compared("raw_evm_lookup", options.txs, &Rounds { written, bare, ratio });
     drop(pool);
     db.drop().await
 }
