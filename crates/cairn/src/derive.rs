@@ -82,7 +82,7 @@ pub fn options(config: &Config) -> DeriveOptions {
         poll_ms: derive.poll_ms,
         malformed: match derive.malformed {
             Malformed::Continue => MalformedPolicy::Continue,
-            Malformed::Halt => MalformedPolicy::HaltOnFatal,
+            Malformed::Halt => MalformedPolicy::Halt,
         },
         seed: rand::random(),
         ..DeriveOptions::new(format!("{host}-{}", std::process::id()))

@@ -234,7 +234,8 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
         let fork = forks.iter().find(|fork| chain.block_ref(**fork, tip.height) == tip);
         let fork = *fork.ok_or_else(|| format!("ended at {tip}, a block of no fork"))?;
         let heights = HeightRange::inclusive(plan.start, tip.height);
-        derived::observer::look_at_the_end(&derived.app, derived.errors(), &chain, fork, heights).await?;
+        let (errors, has_bugs) = (derived.errors(), derived.has_bugs());
+        derived::observer::look_at_the_end(&derived.app, errors, has_bugs, &chain, fork, heights).await?;
     }
     Ok(Outcome {
         commits: crashes.commits(),

@@ -138,9 +138,11 @@ async fn apply(context: &Context, entry: &ReorgEntry) -> Result<(), DeriveError>
         // The gate is free between steps: commits far below the reorg go on.
         tokio::task::yield_now().await;
     }
-    app.finish_apply(entry.id).await?;
+    context.board.took_above(entry.common.height);
+    // Before the end: whoever dies in between does it again. Until the end no chunk with these heights is committed, so none that may come back is forgotten.
     let orphans: Vec<_> = entry.orphans.iter().map(|orphan| orphan.block.id).collect();
     context.errors.forget_blocks(&orphans).await?;
+    app.finish_apply(entry.id).await?;
     context.board.update(|status| {
         status.applying = false;
         status.reorgs_applied += 1;

@@ -1,12 +1,15 @@
 //! What all tasks of a deriver share.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use cairn_core::Height;
 use cairn_store::RawReader;
 use cairn_store::derived::{Catalog, ChunkCommit, DerivedStore, ErrorLog, NewError};
 use tokio_util::sync::CancellationToken;
 
 use super::error::DeriveError;
+use super::guard::text_of;
 use super::options::{Compute, DeriveOptions};
 use super::recent::RecentBlocks;
 use super::status::DeriveBoard;
@@ -30,14 +33,20 @@ pub(super) struct Prepared {
     pub commit: ChunkCommit,
     /// What could not be decoded in it.
     pub malformed: Vec<NewError>,
+    /// Where it has no rows because a block could not be processed.
+    pub quarantined: Option<Height>,
 }
 
 impl Context {
-    /// Runs `work` where the options say.
+    /// Runs `work` where the options say. A panic is an error of what was computed.
     pub async fn compute<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, DeriveError> + Send + 'static,
     ) -> Result<T, DeriveError> {
+        let work = move || {
+            catch_unwind(AssertUnwindSafe(work))
+                .unwrap_or_else(|panic| Err(DeriveError::Processor(text_of(&*panic).into())))
+        };
         match self.options.compute {
             Compute::Inline => work(),
             Compute::Blocking => match tokio::task::spawn_blocking(work).await {

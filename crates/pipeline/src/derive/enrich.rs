@@ -111,7 +111,7 @@ pub(super) async fn prepare(
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,
     };
-    Ok(Prepared { commit, malformed: Vec::new() })
+    Ok(Prepared { commit, malformed: Vec::new(), quarantined: None })
 }
 
 async fn ask_one(

@@ -1,6 +1,6 @@
 //! Why derived work failed.
 
-use cairn_core::ErrorKind;
+use cairn_core::{ErrorKind, Height};
 use cairn_store::StoreError;
 
 use super::processor::ProcessError;
@@ -30,6 +30,9 @@ pub enum DeriveError {
     /// The processors and the tables don't fit together.
     #[error("{0}")]
     Invalid(String),
+    /// A processor panicked over more than one block.
+    #[error("a processor panicked: {0}")]
+    Processor(String),
     /// A task of the deriver panicked.
     #[error("a task of the deriver panicked: {0}")]
     Panicked(String),
@@ -41,8 +44,19 @@ impl DeriveError {
         match self {
             DeriveError::Store(error) => error.kind(),
             DeriveError::Node(_) => ErrorKind::Retry,
-            DeriveError::Process(_) | DeriveError::Malformed { .. } => ErrorKind::GiveUp,
+            DeriveError::Process(_) | DeriveError::Processor(_) | DeriveError::Malformed { .. } => {
+                ErrorKind::GiveUp
+            }
             DeriveError::Invalid(_) | DeriveError::Panicked(_) => ErrorKind::Halt,
+        }
+    }
+
+    /// The height whose block is to blame, where it is known.
+    pub fn height(&self) -> Option<Height> {
+        match self {
+            DeriveError::Process(error) => Some(error.block.height),
+            DeriveError::Malformed { height, .. } => Some(Height(*height)),
+            _ => None,
         }
     }
 }

@@ -15,9 +15,10 @@ use cairn_store::derived::{
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
-use super::map::new_error;
+use super::guard::guarded;
 use super::processor::{Changes, FoldBlock, Folder, ProcessError};
 use super::read::{not_yet, read_raw};
+use super::report;
 
 /// How many rows are loaded by one read.
 const KEYS_PER_READ: usize = 4_096;
@@ -96,7 +97,7 @@ pub(super) async fn prepare(
         finalized,
         ttl_ms: context.options.lease_ttl_ms,
     };
-    Ok(Prepared { commit, malformed })
+    Ok(Prepared { commit, malformed, quarantined: None })
 }
 
 /// State in this snapshot has to be that of exactly the checkpoint that the chunk goes on from: a predecessor's commit may be
@@ -144,10 +145,15 @@ fn fold_blocks(
             rows.push(&rest[..here]);
             *at += here;
         }
-        let mut changes = Changes::default();
-        folder.fold(&FoldBlock { facts: &block.facts, stored: Some(block), rows: &rows }, &mut changes)?;
+        let changes = guarded(block.facts.block_ref(), || {
+            let mut changes = Changes::default();
+            folder
+                .fold(&FoldBlock { facts: &block.facts, stored: Some(block), rows: &rows }, &mut changes)?;
+            Ok(changes)
+        })?;
         let (changes, malformed) = changes.into_parts();
-        errors.extend(malformed.into_iter().map(|what| new_error(folder.service(), &block.facts, what)));
+        errors
+            .extend(malformed.into_iter().map(|what| report::of_event(folder.service(), &block.facts, what)));
         all.push((block.facts, changes));
     }
     Ok((all, errors))
@@ -217,11 +223,18 @@ impl States {
         let mut errors = Vec::new();
         for (facts, changes) in blocks {
             let mut more = Changes::default();
+            let mut settled = Ok(());
             self.block(facts.height, changes.iter(), |table, before, after| {
-                folder.settled(table, before, after, &mut more);
+                if settled.is_ok() {
+                    settled = guarded(facts.block_ref(), || {
+                        folder.settled(table, before, after, &mut more);
+                        Ok(())
+                    });
+                }
             })?;
+            settled?;
             let (more, malformed) = more.into_parts();
-            errors.extend(malformed.into_iter().map(|what| new_error(folder.service(), facts, what)));
+            errors.extend(malformed.into_iter().map(|what| report::of_event(folder.service(), facts, what)));
             all.push(more);
         }
         Ok((all, errors))

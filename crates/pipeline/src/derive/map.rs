@@ -1,20 +1,25 @@
 //! One chunk of a mapper: raw blocks in, event rows out.
+//!
+//! A block that can't be processed fails the chunk; with `quarantine` it is passed over without rows, and reported by name: a hole that is known.
 
 use std::sync::Arc;
 
-use cairn_core::{BlockFacts, HeightRange};
-use cairn_store::derived::{ChunkCommit, LeaseKind, NewError, TableRows, WorkerLease};
+use cairn_core::HeightRange;
+use cairn_store::derived::{ChunkCommit, LeaseKind, TableRows, WorkerLease};
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
-use super::processor::{Malformed, Mapper, Output, ServiceInfo};
+use super::guard::map_block;
+use super::processor::Mapper;
 use super::read::read_raw;
+use super::report;
 
 pub(super) async fn prepare(
     context: &Context,
     mapper: &Arc<dyn Mapper>,
     lease: &WorkerLease,
     heights: HeightRange,
+    quarantine: bool,
 ) -> Result<Prepared, DeriveError> {
     let parts = mapper.parts();
     // What is made again is made of what is stored now.
@@ -25,13 +30,21 @@ pub(super) async fn prepare(
     let blocks = std::mem::take(&mut chunk.blocks);
     let last_id = blocks.last().map(|block| block.facts.id);
     let mapping = mapper.clone();
-    let (rows, malformed) = context
+    let (rows, malformed, quarantined) = context
         .compute(move || {
             let mut rows: Vec<TableRows> = Vec::new();
             let mut errors = Vec::new();
+            let mut quarantined = None;
             for block in &blocks {
-                let mut out = Output::default();
-                mapping.map(block, &mut out)?;
+                let out = match map_block(&*mapping, block) {
+                    Ok(out) => out,
+                    Err(error) if quarantine => {
+                        errors.push(report::of_block(service, &error));
+                        quarantined = Some(error.block.height);
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                };
                 let (made, malformed) = out.into_parts();
                 for (table, made) in made {
                     match rows.iter_mut().find(|rows| rows.table == table) {
@@ -39,13 +52,16 @@ pub(super) async fn prepare(
                         None => rows.push(TableRows { table, rows: made }),
                     }
                 }
-                errors.extend(malformed.into_iter().map(|what| new_error(service, &block.facts, what)));
+                errors
+                    .extend(malformed.into_iter().map(|what| report::of_event(service, &block.facts, what)));
             }
-            Ok((rows, errors))
+            Ok((rows, errors, quarantined))
         })
         .await?;
     let replaces = match lease.kind {
         LeaseKind::Index => Vec::new(),
+        // What was made of the block before is better than nothing.
+        LeaseKind::Reindex if quarantined.is_some() => Vec::new(),
         LeaseKind::Reindex => service.tables.iter().map(|table| table.name).collect(),
     };
     let commit = ChunkCommit {
@@ -60,19 +76,5 @@ pub(super) async fn prepare(
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,
     };
-    Ok(Prepared { commit, malformed })
-}
-
-/// What a processor could not understand of a block, as the error log has it.
-pub(super) fn new_error(service: &ServiceInfo, block: &BlockFacts, what: Malformed) -> NewError {
-    NewError {
-        service: service.name.into(),
-        height: block.height,
-        block_id: block.id,
-        transaction_id: what.transaction_id,
-        severity: what.severity,
-        message: what.message,
-        raw_data: what.raw_data,
-        raw_ref: None,
-    }
+    Ok(Prepared { commit, malformed, quarantined })
 }

@@ -15,12 +15,14 @@ mod context;
 mod enrich;
 mod error;
 mod fold;
+mod guard;
 mod held;
 mod map;
 mod options;
 pub mod processor;
 mod read;
 mod recent;
+mod report;
 pub mod status;
 mod wake;
 mod worker;
@@ -42,6 +44,7 @@ use status::DeriveBoard;
 use worker::Worker;
 
 pub use error::DeriveError;
+pub use guard::map_block;
 pub use options::{Compute, DeriveOptions, MalformedPolicy};
 
 /// Undo rows deleted by one statement.

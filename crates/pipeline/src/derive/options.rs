@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use cairn_core::Height;
 
-/// Whether a range may complete over an event that can't be decoded.
+/// Whether a range may complete over an event that can't be decoded, or over a block that a mapper can't process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MalformedPolicy {
-    /// It is recorded and counted, and the range goes on.
+    /// It is recorded and counted, and the range goes on. A block that can't be processed even when it is tried again gives no rows: a hole that the
+    /// error log names. Folders stop at one all the same.
     Continue,
-    /// A fatal one fails the range.
-    HaltOnFatal,
+    /// It fails the range.
+    Halt,
 }
 
 /// Where computing is done.
@@ -67,7 +68,7 @@ pub struct DeriveOptions {
     pub apply_rows: usize,
     /// How many questions an enricher asks at once.
     pub asks_in_flight: usize,
-    /// What happens to ranges with events that can't be decoded.
+    /// What happens to ranges with something that can't be decoded.
     pub malformed: MalformedPolicy,
     /// Where computing is done.
     pub compute: Compute,

@@ -27,12 +27,12 @@ pub struct ServiceInfo {
     pub tables: &'static [&'static TableDef],
 }
 
-/// Something that could not be understood. It is kept in the error log, once, and never stops a batch by itself.
+/// Something that could not be understood. It is kept in the error log, once; a policy says whether its range may complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
     /// The transaction's id as `0x` and hex; empty where it is not in one.
     pub transaction_id: String,
-    /// How bad it is: a policy says whether the range may complete over a [`Severity::Fatal`] one.
+    /// How bad it is, for people. Whether the range may complete over it is the policy's to say, whatever it is.
     pub severity: Severity,
     /// What is wrong; names contract, topic and field. The same words for the same fault: it tells errors apart.
     pub message: String,
@@ -71,7 +71,8 @@ impl Output {
     }
 }
 
-/// A block can't be decoded at all: the range fails and is tried again.
+/// A block can't be processed at all. It is tried again; then a mapper's range goes on without its rows or fails, as the policy says, and a folder's
+/// fails. A panic counts as one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("block {block} can't be processed: {message}")]
 pub struct ProcessError {

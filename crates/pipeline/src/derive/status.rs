@@ -1,11 +1,14 @@
 //! What derived work says of itself while it runs: for pages, metrics and health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 use cairn_store::derived::DerivedCheckpoint;
 use tokio::sync::watch;
+
+/// At most so many quarantined heights of one service are named.
+const NAMED_HEIGHTS: usize = 1_000;
 
 /// One service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +23,11 @@ pub struct ServiceStatus {
     pub heights: u64,
     /// Events that could not be decoded since the start of this process.
     pub malformed: u64,
+    /// Heights without rows because the block could not be processed, as far as this process left them so: the lowest 1,000 of them. One that
+    /// was made again, or that a reorg took, is gone from here. The error log has all of them.
+    pub quarantined: BTreeSet<Height>,
+    /// How often that happened since the start of this process.
+    pub quarantined_total: u64,
     /// Chunks refused because of a reorg, a lost lease or a moved checkpoint, since the start of this process.
     pub refused: u64,
     /// What went wrong last; empty where the last chunk went well.
@@ -81,6 +89,30 @@ impl DeriveBoard {
 
     pub(super) fn service(&self, name: &'static str, change: impl FnOnce(&mut ServiceStatus)) {
         self.update(|status| change(status.services.entry(name).or_default()));
+    }
+
+    /// These heights of a service were committed; the block at `quarantined` without rows.
+    pub(super) fn heights(&self, name: &'static str, chunk: HeightRange, quarantined: Option<Height>) {
+        self.service(name, |service| {
+            service.heights += chunk.len();
+            service.quarantined.retain(|height| !chunk.contains(*height));
+            if let Some(height) = quarantined {
+                service.quarantined_total += 1;
+                service.quarantined.insert(height);
+                if service.quarantined.len() > NAMED_HEIGHTS {
+                    service.quarantined.pop_last();
+                }
+            }
+        });
+    }
+
+    /// A reorg took everything above `common`.
+    pub(super) fn took_above(&self, common: Height) {
+        self.update(|status| {
+            for service in status.services.values_mut() {
+                service.quarantined.retain(|height| *height <= common);
+            }
+        });
     }
 
     /// A checkpoint of a service that runs in this process moved, whoever moved it.

@@ -6,24 +6,25 @@
 //!
 //! Nothing that matters is remembered between chunks: a worker killed anywhere is replaced from its lease's `done_to`.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_store::StoreError;
-use cairn_store::derived::{
-    ClaimRequest, Committed, LeaseEnd, LeaseKind, LeaseStatus, Severity, WorkerLease,
-};
+use cairn_store::derived::{ClaimRequest, Committed, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease};
+use futures::FutureExt;
 use tokio::time::Instant;
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
+use super::guard::text_of;
 use super::held::{Held, Lost};
 use super::options::MalformedPolicy;
 use super::processor::{Processor, ServiceInfo};
 use super::read::not_yet;
 use super::wake::Listener;
-use super::{enrich, fold, map};
+use super::{enrich, fold, map, report};
 use crate::backoff::Backoff;
 
 /// How often one chunk is tried again over transient errors before its lease is given back.
@@ -36,6 +37,20 @@ pub(super) struct Worker {
     processor: Processor,
     owner: String,
     seed: u64,
+}
+
+/// How the next chunk is tried.
+#[derive(Clone, Copy)]
+struct Try {
+    heights: u64,
+    /// A block that still can't be processed is passed over.
+    quarantine: bool,
+}
+
+impl Try {
+    fn of(heights: u64) -> Try {
+        Try { heights: heights.max(1), quarantine: false }
+    }
 }
 
 /// How a lease was left.
@@ -107,18 +122,26 @@ impl Worker {
         // Nothing new is claimed.
         let Some(lease) = self.claim(Some(Height::ZERO)).await? else { return Ok(false) };
         let mut helped = self.hold(lease, asked_at);
-        let heights = self.context.options.chunk_heights.max(1);
+        let mut next = Try::of(self.context.options.chunk_heights);
         let mut worked = false;
-        let left = match helped.keep(self.one_chunk(&helped.lease, heights)).await {
-            Err(Lost) => Ok(Left::Lost),
-            Ok((asked_at, Ok(Some(committed)))) => {
-                worked = true;
-                self.committed(&mut helped, committed, asked_at);
-                Ok(if helped.lease.rest().is_empty() { Left::Completed } else { Left::Stopping })
-            }
-            // Put off, so that the next help goes to another.
-            Ok((_, Ok(None))) => Err(nothing_yet(&helped.lease)),
-            Ok((_, Err(error))) => Err(error),
+        let left = loop {
+            break match helped.keep(self.one_chunk(&helped.lease, next)).await {
+                Err(Lost) => Ok(Left::Lost),
+                Ok((asked_at, Ok(Some(committed)))) => {
+                    worked = true;
+                    self.committed(&mut helped, committed, asked_at);
+                    Ok(if helped.lease.rest().is_empty() { Left::Completed } else { Left::Stopping })
+                }
+                // Put off, so that the next help goes to another.
+                Ok((_, Ok(None))) => Err(nothing_yet(&helped.lease)),
+                Ok((_, Err(error))) => match self.narrower(&helped.lease, next, &error) {
+                    Some(narrower) => {
+                        next = narrower;
+                        continue;
+                    }
+                    None => Err(error),
+                },
+            };
         };
         self.leave(&helped, left).await?;
         Ok(worked)
@@ -209,6 +232,12 @@ impl Worker {
                             "a range failed"
                         );
                         metrics::counter!("cairn_worker_failures_total", "service" => name).increment(1);
+                        if let Err(unrecorded) =
+                            report::of_end(&self.context, self.service(), &held.lease, &error).await
+                        {
+                            // The lease says it too, and the next bad end records it.
+                            tracing::warn!(service = name, error = %unrecorded, "the error log could not be written");
+                        }
                         LeaseEnd::Bad { message, retry_in_ms }
                     }
                 }
@@ -226,8 +255,9 @@ impl Worker {
         let options = &self.context.options;
         let (first_ms, cap_ms) = TRANSIENT_PAUSE_MS;
         let mut backoff = Backoff::new(first_ms, cap_ms, self.seed ^ held.lease.id);
-        let mut chunk_heights = options.chunk_heights.max(1);
+        let mut next = Try::of(options.chunk_heights);
         let mut live_tries = 0;
+        let mut after_hole = false;
         let poll = Duration::from_millis(options.poll_ms);
         loop {
             let lease = &held.lease;
@@ -237,7 +267,7 @@ impl Worker {
             if self.context.stop.is_cancelled() {
                 return Ok(Left::Stopping);
             }
-            let outcome = held.keep(self.one_chunk(lease, chunk_heights)).await;
+            let outcome = held.keep(self.one_chunk(lease, next)).await;
             let (asked_at, outcome) = match outcome {
                 Err(Lost) => return Ok(Left::Lost),
                 Ok(done) => done,
@@ -245,7 +275,8 @@ impl Worker {
             let error = match outcome {
                 Ok(Some(committed)) => {
                     self.committed(held, committed, asked_at);
-                    (live_tries, chunk_heights) = (0, (chunk_heights * 2).min(options.chunk_heights.max(1)));
+                    (live_tries, after_hole) = (0, next.quarantine);
+                    next = Try::of(next.heights.saturating_mul(2).min(options.chunk_heights));
                     backoff.reset();
                     continue;
                 }
@@ -284,7 +315,7 @@ impl Worker {
                     }
                 }
                 ErrorKind::Retry => {
-                    chunk_heights = (chunk_heights / 2).max(1);
+                    next.heights = (next.heights / 2).max(1);
                     if backoff.tries() >= TRANSIENT_TRIES {
                         return Err(error);
                     }
@@ -293,21 +324,48 @@ impl Worker {
                         return Ok(Left::Lost);
                     }
                 }
-                ErrorKind::GiveUp if self.is_live(&held.lease) => {
-                    let Some(&pause_ms) = options.live_retries_ms.get(live_tries) else { return Err(error) };
+                // Of many blocks in a row that can't be processed only the first is waited for.
+                ErrorKind::GiveUp
+                    if next.heights == 1
+                        && self.is_live(&held.lease)
+                        && live_tries < options.live_retries_ms.len()
+                        && !(after_hole && self.quarantines(&error)) =>
+                {
+                    let pause_ms = options.live_retries_ms[live_tries];
                     live_tries += 1;
-                    // One block is tried again, not the whole chunk: what comes before it may go well.
-                    chunk_heights = 1;
                     tracing::warn!(service = name, %error, pause_ms, "a block at the tip failed; it is tried again");
                     let pause = tokio::time::sleep(Duration::from_millis(pause_ms));
                     if held.keep(self.pause(pause)).await == Err(Lost) {
                         return Ok(Left::Lost);
                     }
                 }
-                ErrorKind::GiveUp if chunk_heights > 1 => chunk_heights = (chunk_heights / 2).max(1),
-                ErrorKind::GiveUp | ErrorKind::Halt => return Err(error),
+                ErrorKind::GiveUp | ErrorKind::Halt => match self.narrower(&held.lease, next, &error) {
+                    Some(narrower) => next = narrower,
+                    None => return Err(error),
+                },
             }
         }
+    }
+
+    /// How a chunk that failed is tried again at once: what lies below the block to blame, or half of it, down to one block; then without what that block
+    /// would give, where the policy lets the range go on. `None`: not at all.
+    fn narrower(&self, lease: &WorkerLease, tried: Try, error: &DeriveError) -> Option<Try> {
+        if error.kind() != ErrorKind::GiveUp {
+            return None;
+        }
+        if tried.heights > 1 {
+            let below = error.height().map(|height| height.get().saturating_sub(lease.done_to.get()));
+            let below = below.filter(|below| *below < tried.heights);
+            return Some(Try::of(below.unwrap_or(tried.heights / 2)));
+        }
+        (!tried.quarantine && self.quarantines(error)).then_some(Try { quarantine: true, ..tried })
+    }
+
+    /// Whether the block that this is about is passed over in the end. State depends on every block, so folders never do that.
+    fn quarantines(&self, error: &DeriveError) -> bool {
+        matches!(error, DeriveError::Process(_))
+            && matches!(self.processor, Processor::Mapper(_))
+            && self.context.options.malformed == MalformedPolicy::Continue
     }
 
     /// Whether a lease reaches to the raw tip.
@@ -333,10 +391,10 @@ impl Worker {
     async fn one_chunk(
         &self,
         lease: &WorkerLease,
-        chunk_heights: u64,
+        next: Try,
     ) -> (Instant, Result<Option<Committed>, DeriveError>) {
         let began = Instant::now();
-        let prepared = match self.prepare(lease, chunk_heights).await {
+        let prepared = match self.prepare(lease, next).await {
             Ok(Some(prepared)) => prepared,
             Ok(None) => return (began, Ok(None)),
             Err(error) => return (began, Err(error)),
@@ -345,11 +403,7 @@ impl Worker {
         (asked_at, self.commit(lease, prepared).await.map(Some))
     }
 
-    async fn prepare(
-        &self,
-        lease: &WorkerLease,
-        chunk_heights: u64,
-    ) -> Result<Option<Prepared>, DeriveError> {
+    async fn prepare(&self, lease: &WorkerLease, next: Try) -> Result<Option<Prepared>, DeriveError> {
         let limit = match lease.kind {
             LeaseKind::Index => {
                 let Some(tip) = self.context.wake.head().and_then(|head| head.tip) else { return Ok(None) };
@@ -362,7 +416,7 @@ impl Worker {
             }
         };
         let from = lease.done_to;
-        let to = lease.range.end().min(limit).min(from + chunk_heights);
+        let to = lease.range.end().min(limit).min(from + next.heights);
         let heights = HeightRange::new(from, to);
         if heights.is_empty() {
             return Ok(None);
@@ -370,7 +424,9 @@ impl Worker {
         let context = &self.context;
         let preparing = async {
             match &self.processor {
-                Processor::Mapper(mapper) => map::prepare(context, mapper, lease, heights).await,
+                Processor::Mapper(mapper) => {
+                    map::prepare(context, mapper, lease, heights, next.quarantine).await
+                }
                 Processor::Folder(folder) => fold::prepare(context, folder, lease, heights).await,
                 Processor::Enricher(enricher) => enrich::prepare(context, enricher, lease, heights).await,
             }
@@ -379,22 +435,26 @@ impl Worker {
         tokio::select! {
             biased;
             () = context.stop.cancelled() => Ok(None),
-            prepared = preparing => prepared.map(Some),
+            // What is left here of a panic is that nothing was prepared.
+            prepared = AssertUnwindSafe(preparing).catch_unwind() => match prepared {
+                Ok(prepared) => prepared.map(Some),
+                Err(panic) => Err(DeriveError::Processor(text_of(&*panic).into())),
+            },
         }
     }
 
     async fn commit(&self, lease: &WorkerLease, prepared: Prepared) -> Result<Committed, DeriveError> {
-        let Prepared { commit, malformed } = prepared;
+        let Prepared { commit, malformed, quarantined } = prepared;
         let name = self.service().name;
         if !malformed.is_empty() {
             let new = self.context.errors.record(&malformed).await?;
             metrics::counter!("cairn_malformed_events_total", "service" => name).increment(new);
             self.context.board.service(name, |service| service.malformed += new);
-            let fatal = malformed.iter().find(|error| error.severity == Severity::Fatal);
-            if let (MalformedPolicy::HaltOnFatal, Some(fatal)) = (self.context.options.malformed, fatal) {
+            if let (MalformedPolicy::Halt, Some(first)) = (self.context.options.malformed, malformed.first())
+            {
                 return Err(DeriveError::Malformed {
-                    height: fatal.height.get(),
-                    message: fatal.message.clone(),
+                    height: first.height.get(),
+                    message: first.message.clone(),
                 });
             }
         }
@@ -410,10 +470,16 @@ impl Worker {
             Err(error) => return Err(error.into()),
         };
         metrics::counter!("cairn_worker_rows_total", "service" => name).increment(rows as u64);
-        self.context.board.service(name, |service| {
-            service.rows += rows as u64;
-            service.heights += chunk.len();
-        });
+        self.context.board.service(name, |service| service.rows += rows as u64);
+        self.context.board.heights(name, chunk, quarantined);
+        if let Some(height) = quarantined {
+            metrics::counter!("cairn_quarantined_blocks_total", "service" => name).increment(1);
+            tracing::error!(
+                service = name,
+                %height,
+                "a block could not be processed and is left without rows; mend the cause, then `cairn errors retry`"
+            );
+        }
         Ok(committed)
     }
 

@@ -3,6 +3,7 @@
 // Each test file uses its own part of it.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod derive;
 pub mod gauges;
 pub mod node;
 

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use cairn_core::{BlockRef, Clock, Height};
-use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver};
+use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver, MalformedPolicy};
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
 use cairn_store::derived::{
     Coordinator, DerivedReader, DerivedSnapshot, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus,
@@ -80,6 +80,7 @@ impl DerivedSide {
             failed_pause_cap_ms: 8_000,
             apply_rows: plan.apply_rows,
             compute: Compute::Inline,
+            malformed: if self.bugs.are_there() { MalformedPolicy::Halt } else { MalformedPolicy::Continue },
             seed: self.seed ^ nth,
             ..DeriveOptions::new(format!("worker-{nth}"))
         };
@@ -157,6 +158,11 @@ impl DerivedSide {
     /// The error log.
     pub fn errors(&self) -> &dyn ErrorLog {
         &self.errors
+    }
+
+    /// Whether blocks fail now and then.
+    pub fn has_bugs(&self) -> bool {
+        self.bugs.are_there()
     }
 }
 

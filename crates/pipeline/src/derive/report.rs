@@ -1,0 +1,63 @@
+//! What goes to the error log, and when.
+//!
+//! What can't be understood of a chunk is recorded before the chunk's commit: a crash in between loses nothing, and the same errors again are no more.
+//! What ends a range is recorded before the lease is given back.
+
+use cairn_core::{BlockFacts, BlockRef};
+use cairn_store::derived::{NewError, Severity, WorkerLease};
+
+use super::context::Context;
+use super::error::DeriveError;
+use super::processor::{Malformed, ProcessError, ServiceInfo};
+
+/// What a processor could not understand of a block, as the error log has it.
+pub(super) fn of_event(service: &ServiceInfo, block: &BlockFacts, what: Malformed) -> NewError {
+    NewError {
+        service: service.name.into(),
+        height: block.height,
+        block_id: block.id,
+        transaction_id: what.transaction_id,
+        severity: what.severity,
+        message: what.message,
+        raw_data: what.raw_data,
+        raw_ref: None,
+    }
+}
+
+/// A block that a service can't process.
+pub(super) fn of_block(service: &ServiceInfo, error: &ProcessError) -> NewError {
+    fatal(service, error.block, error.to_string())
+}
+
+fn fatal(service: &ServiceInfo, block: BlockRef, message: String) -> NewError {
+    NewError {
+        service: service.name.into(),
+        height: block.height,
+        block_id: block.id,
+        transaction_id: String::new(),
+        severity: Severity::Fatal,
+        message,
+        raw_data: Vec::new(),
+        raw_ref: Some(format!("raw:{}", block.height)),
+    }
+}
+
+/// Records what ends a range for good or for now, at its block or at the one that the range stands at.
+pub(super) async fn of_end(
+    context: &Context,
+    service: &ServiceInfo,
+    lease: &WorkerLease,
+    error: &DeriveError,
+) -> Result<(), DeriveError> {
+    let block = match error {
+        // The event itself is there already.
+        DeriveError::Malformed { .. } => return Ok(()),
+        DeriveError::Process(error) => Some(error.block),
+        _ => context.raw.snapshot().await?.linked_ref(lease.done_to).await?.map(|linked| linked.block),
+    };
+    // Chains skip heights: then it is the lease that says what went wrong.
+    if let Some(block) = block {
+        context.errors.record(&[fatal(service, block, error.to_string())]).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! Blocks that a processor can't process, and events that it can't decode: what stops, what goes on, and what is left to see of it.
+
+// Tests may.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use cairn_core::{Height, HeightRange};
+use cairn_pipeline::derive::processor::{ProcessError, Processor};
+use cairn_pipeline::derive::{Compute, DeriveOptions, MalformedPolicy};
+use cairn_store::derived::{Coordinator, LeaseStatus, Severity, Value};
+
+use support::derive::{COUNTS, Derived, counts, marks, odd};
+use support::{pass_ms, tiny};
+
+/// A mapper that panics at height 7 while it is told to, and can't decode 11.
+fn broken(is_broken: &Arc<AtomicBool>) -> Processor {
+    let is_broken = is_broken.clone();
+    marks(move |block, _| {
+        let height = block.facts.height.get();
+        if is_broken.load(SeqCst) {
+            assert!(height != 7, "no decoder for this");
+            if height == 11 {
+                let block = block.facts.block_ref();
+                return Err(ProcessError { block, message: "its body ends early".into() });
+            }
+        }
+        Ok(())
+    })
+}
+
+fn all_but(holes: &[u64], last: u64) -> Vec<u64> {
+    (0..=last).filter(|height| !holes.contains(height)).collect()
+}
+
+async fn messages(world: &Derived) -> Vec<(u64, Severity, String)> {
+    let logged = world.logged().await;
+    let mut all: Vec<_> =
+        logged.into_iter().map(|l| (l.error.height.get(), l.error.severity, l.error.message)).collect();
+    all.sort();
+    all
+}
+
+async fn a_hole_that_is_known(change: impl FnOnce(DeriveOptions) -> DeriveOptions) {
+    let world = Derived::new(tiny(1), 30).await;
+    let is_broken = Arc::new(AtomicBool::new(true));
+    let options = change(world.options());
+    let working = world.start(vec![broken(&is_broken), counts(|_| Ok(()))], options);
+    world.until_next("count_worker", 31).await;
+    assert_eq!(world.marked().await, all_but(&[7, 11], 30));
+    let status = working.status().services["mark_worker"].clone();
+    assert_eq!(status.quarantined.into_iter().collect::<Vec<_>>(), [Height(7), Height(11)]);
+    assert_eq!(status.quarantined_total, 2);
+    let block = |height| world.chain.block_ref(support::MAIN, Height(height));
+    let logged = world.logged().await;
+    assert_eq!(logged.len(), 2, "{logged:#?}");
+    for (logged, height) in logged.iter().zip([7, 11]) {
+        let error = &logged.error;
+        assert_eq!((error.height, error.block_id), (Height(height), block(height).id));
+        assert_eq!((error.severity, error.service.as_str()), (Severity::Fatal, "mark_worker"));
+        assert_eq!(error.raw_ref, Some(format!("raw:{height}")));
+    }
+    assert!(logged[0].error.message.contains("panicked: no decoder for this"), "{}", logged[0].error.message);
+    assert!(logged[1].error.message.contains("its body ends early"));
+
+    // Made again while it is still broken, the hole stays and so does what is beside it.
+    let range = HeightRange::new(Height(5), Height(13));
+    world.app.request_reindex("mark_worker", 1, range, 100).await.unwrap();
+    let done = async || {
+        world.leases().await.iter().all(|lease| lease.rest().is_empty() || lease.range.end() > Height(30))
+    };
+    world.until("the rows made again", done).await;
+    assert_eq!(world.marked().await, all_but(&[7, 11], 30));
+    assert_eq!(world.logged().await.len(), 2);
+    assert_eq!(working.status().services["mark_worker"].quarantined.len(), 2);
+
+    is_broken.store(false, SeqCst);
+    world.app.request_reindex("mark_worker", 1, range, 100).await.unwrap();
+    world.until("the holes closed", async || world.marked().await == all_but(&[], 30)).await;
+    assert!(working.status().services["mark_worker"].quarantined.is_empty());
+    assert!(working.is_running());
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_a_block_that_can_never_be_processed_leaves_a_known_hole_at_the_tip() {
+    a_hole_that_is_known(|options| options).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_a_block_that_can_never_be_processed_leaves_a_known_hole_below_the_tip() {
+    a_hole_that_is_known(|options| DeriveOptions { range_heights: 4, ..options }).await;
+}
+
+#[tokio::test]
+async fn e24_a_panic_on_a_blocking_thread_is_an_error_of_its_block() {
+    a_hole_that_is_known(|options| DeriveOptions {
+        compute: Compute::Blocking,
+        poll_ms: 5,
+        live_retries_ms: vec![1],
+        ..options
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_rows_that_were_right_stay_where_a_newer_decoder_fails() {
+    let world = Derived::new(tiny(1), 20).await;
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let working = world.start(vec![broken(&is_broken)], world.options());
+    world.until_next("mark_worker", 21).await;
+    is_broken.store(true, SeqCst);
+    world.app.request_reindex("mark_worker", 1, HeightRange::new(Height(0), Height(21)), 100).await.unwrap();
+    world.until("both reported", async || world.logged().await.len() == 2).await;
+    let done = async || {
+        world.leases().await.iter().all(|lease| lease.rest().is_empty() || lease.range.end() > Height(21))
+    };
+    world.until("the rows made again", done).await;
+    assert_eq!(world.marked().await, all_but(&[], 20));
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_under_halt_the_range_fails_until_the_decoder_is_mended() {
+    let world = Derived::new(tiny(1), 30).await;
+    let is_broken = Arc::new(AtomicBool::new(true));
+    let options = DeriveOptions { malformed: MalformedPolicy::Halt, range_heights: 10, ..world.options() };
+    let working = world.start(vec![broken(&is_broken)], options);
+    world
+        .until("20 bad ends", async || {
+            world.leases().await.iter().any(|lease| lease.range.start() == Height(0) && lease.is_dead())
+        })
+        .await;
+    // The other ranges were worked off meanwhile, but for the one that has the other broken block.
+    let done_to = async || world.leases().await.iter().map(|lease| lease.done_to.get()).collect::<Vec<_>>();
+    world.until("the rest", async || done_to().await == [7, 11, 30, 31]).await;
+    assert_eq!(world.next("mark_worker").await, 7);
+    let logged = messages(&world).await;
+    assert_eq!(
+        logged.iter().map(|(height, severity, _)| (*height, *severity)).collect::<Vec<_>>(),
+        [(7, Severity::Fatal), (11, Severity::Fatal)]
+    );
+    let dead = world.leases().await.into_iter().find(|lease| lease.is_dead()).unwrap();
+    assert_eq!((dead.status, dead.done_to), (LeaseStatus::Failed, Height(7)));
+    assert!(dead.last_error.contains("no decoder for this"), "{}", dead.last_error);
+
+    is_broken.store(false, SeqCst);
+    for lease in world.leases().await.iter().filter(|lease| lease.status == LeaseStatus::Failed) {
+        world.app.retry_lease(lease.id).await.unwrap();
+    }
+    world.until_next("mark_worker", 31).await;
+    assert_eq!(world.marked().await, all_but(&[], 30));
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_state_never_passes_over_a_block_that_cannot_be_folded() {
+    let world = Derived::new(tiny(1), 20).await;
+    let is_broken = Arc::new(AtomicBool::new(true));
+    let looks = is_broken.clone();
+    let folder = counts(move |height| {
+        assert!(height != Height(7) || !looks.load(SeqCst), "a sum that overflows");
+        Ok(())
+    });
+    let working = world.start(vec![marks(|_, _| Ok(())), folder], world.options());
+    world.until_next("mark_worker", 21).await;
+    world.until("a dead range", async || world.leases().await.iter().any(|lease| lease.is_dead())).await;
+    assert_eq!(world.next("count_worker").await, 7);
+    assert_eq!(world.rows(COUNTS.name).await[0].0[1], Value::Int(7));
+    let logged = world.logged().await;
+    assert_eq!(logged.len(), 1, "{logged:#?}");
+    assert_eq!((logged[0].error.height, logged[0].error.severity), (Height(7), Severity::Fatal));
+    assert_eq!(logged[0].error.service, "count_worker");
+
+    is_broken.store(false, SeqCst);
+    for lease in world.leases().await.iter().filter(|lease| lease.is_dead()) {
+        world.app.retry_lease(lease.id).await.unwrap();
+    }
+    world.until_next("count_worker", 21).await;
+    assert_eq!(world.rows(COUNTS.name).await[0].0[1], Value::Int(21));
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_many_broken_blocks_in_a_row_are_waited_for_once() {
+    let world = Derived::new(tiny(1), 40).await;
+    let began = tokio::time::Instant::now();
+    let working = world.start(
+        vec![marks(|block, _| {
+            let block = block.facts.block_ref();
+            if block.height < Height(5) {
+                return Ok(());
+            }
+            Err(ProcessError { block, message: "a fork that this program doesn't know".into() })
+        })],
+        world.options(),
+    );
+    world.until_next("mark_worker", 41).await;
+    // 5, 10 and 20 s, once.
+    assert!(began.elapsed().as_secs() < 40, "{:?}", began.elapsed());
+    assert_eq!(world.logged().await.len(), 36);
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn e24_an_event_that_cannot_be_decoded_stops_its_range_only_where_the_policy_says_so() {
+    for (policy, stops) in [(MalformedPolicy::Continue, false), (MalformedPolicy::Halt, true)] {
+        let world = Derived::new(tiny(1), 20).await;
+        let processor = marks(|block, out| {
+            if block.facts.height == Height(7) {
+                out.malformed(odd("31 bytes of data"));
+            }
+            Ok(())
+        });
+        let options = DeriveOptions { malformed: policy, ..world.options() };
+        let working = world.start(vec![processor], options);
+        if stops {
+            world
+                .until("a dead range", async || world.leases().await.iter().any(|lease| lease.is_dead()))
+                .await;
+        }
+        pass_ms(200_000).await;
+        assert_eq!(world.next("mark_worker").await, if stops { 7 } else { 21 });
+        // It is in the log as what it is, once.
+        assert_eq!(messages(&world).await, [(7, Severity::Warn, "31 bytes of data".to_owned())]);
+        working.stop().await.unwrap();
+    }
+}
