@@ -345,16 +345,21 @@ async fn transactions_get_their_index_by_place_when_a_partition_is_full() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p08_readers_that_hold_every_connection_do_not_stop_the_ingester() {
     let Some(db) = pg::database().await else { return };
-    let (store, fence) = begun(&db).await;
+    // One store, as a process of the default role has: an ingester, workers and people who ask.
+    let pg = PgOptions { max_open_conns: 2, pool_wait_ms: 200, ..db.options() };
+    let store = PgRawOptions { pg, snapshot_max_ms: Some(1_500), ..options(&db) };
+    let store = PgRawStore::open(store, None).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
     let blocks = chain(0, 40, 0);
     store.append(fence, batch(&blocks[..1])).await.expect("appends");
-    let pg =
-        PgOptions { max_open_conns: 2, pool_wait_ms: 200, application_name: "api".into(), ..db.options() };
-    let api = PgRawOptions { pg, read_only: true, snapshot_max_ms: Some(1_500), ..options(&db) };
-    let api = PgRawStore::open(api, None).await.expect("opens");
+    let (api, work) = (store.readers("api").expect("a pool"), store.readers("work").expect("a pool"));
     let (one, two) = (api.snapshot().await.expect("reads"), api.snapshot().await.expect("reads"));
     let refused = api.snapshot().await.err().expect("no connection is left");
     assert!(refused.kind().is_retryable() && refused.to_string().contains("api"), "{refused}");
+    // Nor do they stop workers, or workers the ingester, which reads too.
+    let working = (work.snapshot().await.expect("reads"), work.snapshot().await.expect("reads"));
+    assert_eq!(store.snapshot().await.expect("reads").head().tip, Some(blocks[0].block_ref()));
     let begun = Instant::now();
     for block in &blocks[1..] {
         store.append(fence, batch(std::slice::from_ref(block))).await.expect("appends");
@@ -365,8 +370,7 @@ async fn p08_readers_that_hold_every_connection_do_not_stop_the_ingester() {
     assert!(matches!(one.block(Height(0), Parts::all()).await, Err(StoreError::Busy(_))));
     let new = api.snapshot().await.expect("a connection is free again");
     assert_eq!(new.head().tip, Some(blocks[39].block_ref()));
-    assert!(matches!(api.acquire().await, Err(StoreError::Invalid(_))), "it was opened for reading only");
-    drop((one, two, new));
+    drop((one, two, new, working));
     // A dropped snapshot gives its connection back too, without anybody waiting for its time to pass.
     for _ in 0..20 {
         api.snapshot().await.expect("reads").block(Height(3), Parts::all()).await.expect("reads");
@@ -383,6 +387,10 @@ async fn a_newer_schema_and_a_contradicting_checkpoint_are_refused() {
     let (store, fence) = begun(&db).await;
     store.append(fence, batch(&chain(0, 3, 0))).await.expect("appends");
     drop(store);
+    let reader =
+        PgRawStore::open(PgRawOptions { read_only: true, ..options(&db) }, None).await.expect("opens");
+    assert!(matches!(reader.acquire().await, Err(StoreError::Invalid(_))), "it was opened for reading only");
+    drop(reader);
     open(&db).await;
     db.sql("UPDATE raw.checkpoints SET last_height = 1").await;
     assert!(matches!(PgRawStore::open(options(&db), None).await, Err(StoreError::Corrupt { .. })));

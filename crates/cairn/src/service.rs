@@ -116,11 +116,17 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let (wake, new_head) = watch::channel(0);
+    // The store's own connections are the ingester's. Whoever reads beside it has others, and workers others than people who ask (P08).
+    let working: Arc<dyn RawReader> = store.clone().readers("cairn raw work")?;
+    let serving: Arc<dyn RawReader> = match job.role {
+        Role::Ingest => working.clone(),
+        _ => store.clone().readers("cairn raw api")?,
+    };
     let derives = config.derive.enabled && job.role == Role::All;
     let work = match derives {
         true => Some(Work::start(
             config,
-            store.clone(),
+            working.clone(),
             store.clone() as Arc<dyn ErrorLog>,
             job.scripts,
             new_head.clone(),
@@ -129,7 +135,8 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         false => None,
     };
     let parts = Parts {
-        reader: store.clone(),
+        reader: serving,
+        watched: working.clone(),
         app: work.as_ref().map(Work::reader),
         status: Some(board.subscribe()),
         wake,
@@ -144,7 +151,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     }
     let nightly = Nightly {
         raw: Some((store.clone(), Fetch::From(job.source))),
-        reader: store.clone(),
+        reader: working,
         app: work.as_ref().map(|work| work.late.clone()),
     };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
@@ -194,7 +201,9 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
     let mut status = work.status();
     let nightly = Nightly { raw: None, reader: raw.clone(), app: Some(work.late.clone()) };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
-    let parts = Parts { reader: raw, app: Some(work.reader()), status: None, wake, new_head, answers: false };
+    let app = Some(work.reader());
+    let parts =
+        Parts { reader: raw.clone(), watched: raw, app, status: None, wake, new_head, answers: false };
     let servers = Servers::start(config, parts, stop.clone()).await?;
     eprintln!(
         "deriving {}; health {ops}/readyz   metrics {ops}/metrics",
@@ -229,7 +238,8 @@ pub async fn serve(config: &Config) -> anyhow::Result<()> {
         false => None,
     };
     let (wake, new_head) = watch::channel(0);
-    let parts = Parts { reader, app, status: None, wake, new_head, answers: true };
+    let parts =
+        Parts { reader: reader.clone(), watched: reader, app, status: None, wake, new_head, answers: true };
     let servers = Servers::start(config, parts, stop).await?;
     match &config.raw.url {
         Some(url) => eprintln!("serving {} read only", hide_url(url)),
@@ -391,8 +401,10 @@ pub struct Servers {
 
 /// What the servers answer from.
 pub struct Parts {
-    /// The raw store.
+    /// The raw store, for answers.
     pub reader: Arc<dyn RawReader>,
+    /// The raw store, for health and for who waits for new heads: answers may use up their own connections.
+    pub watched: Arc<dyn RawReader>,
     /// The derived tables, where there are any here.
     pub app: Option<Arc<dyn DerivedReader>>,
     /// The ingester's status, where there is one in this process.
@@ -422,14 +434,14 @@ impl Servers {
         };
         let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
         let readiness: Arc<dyn Readiness> = health.clone();
-        let Parts { reader, app, status, wake, new_head, answers } = parts;
+        let Parts { reader, watched, app, status, wake, new_head, answers } = parts;
         let mut ops_config =
             OpsConfig { listen: serve.listen, rpc_url: rpc_url.clone(), ..OpsConfig::default() };
         if answers {
             let catalog: Catalog = crate::derive::catalog(config)?;
             let rest = RestState {
                 chain: chain.rest(),
-                raw: reader.clone(),
+                raw: reader,
                 app,
                 catalog,
                 limits: serve.rest.clone(),
@@ -442,7 +454,7 @@ impl Servers {
             format!("can't listen on {}; choose another address with --listen", serve.listen)
         })?;
         let served = Served { rpc_url, ops_url: format!("http://{}", ops.local_addr()), answers, chain };
-        let watcher = tokio::spawn(watch_all(reader, health, wake, status, stop.clone()));
+        let watcher = tokio::spawn(watch_all(watched, health, wake, status, stop.clone()));
         Ok(Servers { rpc, ops, watcher, stop, served })
     }
 

@@ -24,6 +24,9 @@ use crate::config::{Config, DatabaseConfig, hide_url};
 /// Everything that a raw database can do.
 #[async_trait]
 pub trait RawStore: IngestStore + ErrorLog + RawDump {
+    /// A door for readers beside the ingester, who must not be able to hold what it needs (law 1). `name` is what the server shows them as.
+    fn readers(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawReader>, StoreError>;
+
     /// One round of the partition manager; whether it made something. Nothing where there are no partitions.
     async fn maintain_partitions(&self) -> Result<bool, StoreError> {
         Ok(false)
@@ -63,6 +66,11 @@ pub struct RepairedLookups {
 /// Lookups are index runs here, and are looked at with all else that the index has.
 #[async_trait]
 impl RawStore for SqliteStore {
+    /// The same: its writer has a connection that no reader can take.
+    fn readers(self: Arc<Self>, _name: &str) -> Result<Arc<dyn RawReader>, StoreError> {
+        Ok(self)
+    }
+
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
         Ok(RepairedLookups { damaged: self.find_damaged(range).await?, ..RepairedLookups::default() })
     }
@@ -78,6 +86,10 @@ impl RawStore for SqliteStore {
 
 #[async_trait]
 impl RawStore for PgRawStore {
+    fn readers(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawReader>, StoreError> {
+        Ok(Arc::new(PgRawStore::readers(&self, name)?))
+    }
+
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
         let found = PgRawStore::repair_lookups(self, range).await?;
         Ok(RepairedLookups {

@@ -13,6 +13,7 @@
 //! one order: head, lease, runs, objects, then rows by table and key. Nobody waits for anything but the database while a transaction is open.
 //!
 //! **Back-pressure.** Reads and writes wait for a connection of the store's own pool and are then told to come again ([`StoreError::Busy`]).
+//! Whoever reads beside an ingester does so through [`PgRawStore::readers`], from a pool of their own: they can't hold its connections (law 1, P08).
 //! A write holds the encoded copy of its batch; the caller bounds the batch.
 //!
 //! **Shutdown.** A verb whose caller goes away is rolled back, or was committed: asking again settles it, as after any lost answer.
@@ -27,6 +28,7 @@ mod moves;
 mod options;
 mod pack;
 mod read;
+mod readers;
 mod rebuild;
 mod repair;
 mod rows;
@@ -49,6 +51,7 @@ use super::error::db;
 use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, migrate};
 
 pub use options::{PartitionSizes, PgRawOptions};
+pub use readers::PgRawReaders;
 pub use repair::Repaired;
 pub use tx::StatementHook;
 
@@ -199,6 +202,13 @@ impl PgRawStore {
 }
 
 impl Shared {
+    /// A snapshot on a connection of `pool`.
+    async fn snapshot(self: Arc<Self>, pool: &PgPool) -> Result<Arc<dyn RawSnapshot>> {
+        let view = View::begin(pool, self.options.snapshot_max_ms).await?;
+        let head = head::read(&*view.conn().await?).await?;
+        Ok(Arc::new(PgSnapshot::new(self, view, head.row)))
+    }
+
     fn demand_writable(&self) -> Result<()> {
         if self.options.read_only {
             return Err(StoreError::Invalid(format!(
@@ -250,8 +260,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 #[async_trait]
 impl RawReader for PgRawStore {
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
-        let view = View::begin(&self.shared.pool, self.shared.options.snapshot_max_ms).await?;
-        let head = head::read(&*view.conn().await?).await?;
-        Ok(Arc::new(PgSnapshot::new(self.shared.clone(), view, head.row)))
+        self.shared.clone().snapshot(&self.shared.pool).await
     }
 }

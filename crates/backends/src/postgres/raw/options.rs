@@ -80,7 +80,7 @@ impl PartitionSizes {
 /// How a raw store is opened. Sizes are bytes, times milliseconds.
 #[derive(Debug, Clone)]
 pub struct PgRawOptions {
-    /// The server and how much of it is used. Each store has its own pool.
+    /// The server and how much of it is used. Each store has its own pool, and so have its [readers](super::PgRawStore::readers).
     pub pg: PgOptions,
     /// Reads only: demands the schema as it has to be, and changes nothing.
     pub read_only: bool,
