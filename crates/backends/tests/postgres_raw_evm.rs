@@ -5,10 +5,14 @@
 mod pg;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use bytes::Bytes;
+
 use cairn_backends::postgres::raw::PartitionSizes;
-use cairn_backends::postgres::{PgPayloadRegistry, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::{PgOptions, PgPayloadRegistry, PgRawOptions, PgRawStore};
 use cairn_backends::sqlite::{SqliteOptions, SqliteStore};
 use cairn_core::{BlockLayout, ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
 use cairn_evm::EvmLayout;
@@ -17,8 +21,9 @@ use cairn_store::layout::{TxBytes, cut, rebuild_body, rebuild_receipts};
 use cairn_store::suite::TestStore;
 use cairn_store::suite::blocks::as_stored;
 use cairn_store::{
-    AppendBatch, CollectOptions, MemoryPayloads, PayloadStore, PurgeProgress, RawDump, RawReader, RawWriter,
-    Rollback, StoreError, StoreInfo, collect_orphans,
+    AppendBatch, CollectOptions, MemoryPayloads, PayloadError, PayloadPage, PayloadRef, PayloadStore,
+    PurgeProgress, PutOutcome, RawDump, RawReader, RawWriter, Rollback, StoreError, StoreInfo,
+    collect_orphans,
 };
 
 fn info() -> StoreInfo {
@@ -212,4 +217,83 @@ async fn large_payloads_live_in_object_storage_and_come_back() {
     let all = HeightRange::new(Height(0), Height(40));
     assert_eq!(snapshot.blocks(all, Parts::HEADER, u64::MAX).await.expect("reads").len(), 40);
     assert!(matches!(snapshot.blocks(all, Parts::all(), u64::MAX).await, Err(StoreError::Invalid(_))));
+}
+
+/// Objects that nobody gets before the door opens.
+#[derive(Debug)]
+struct Closed {
+    inner: MemoryPayloads,
+    door: tokio::sync::Semaphore,
+    asked: AtomicUsize,
+}
+
+#[async_trait]
+impl PayloadStore for Closed {
+    async fn claim(&self, owner: &str) -> Result<(), PayloadError> {
+        self.inner.claim(owner).await
+    }
+    async fn put(&self, object: PayloadRef, body: Bytes) -> Result<PutOutcome, PayloadError> {
+        self.inner.put(object, body).await
+    }
+    async fn get(&self, object: PayloadRef, size_bytes: Option<u64>) -> Result<Bytes, PayloadError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let _open = self.door.acquire().await.expect("it is never taken away");
+        self.inner.get(object, size_bytes).await
+    }
+    async fn size(&self, object: PayloadRef) -> Result<Option<u64>, PayloadError> {
+        self.inner.size(object).await
+    }
+    async fn delete(&self, object: PayloadRef) -> Result<(), PayloadError> {
+        self.inner.delete(object).await
+    }
+    async fn list(&self, after: Option<&str>, limit: usize) -> Result<PayloadPage, PayloadError> {
+        self.inner.list(after, limit).await
+    }
+}
+
+#[tokio::test]
+async fn p08_object_storage_that_does_not_answer_holds_no_connection() {
+    let Some(db) = pg::database().await else { return };
+    let (main, other) = chains();
+    let payloads = Arc::new(Closed {
+        inner: MemoryPayloads::new(Arc::new(SystemClock)),
+        door: tokio::sync::Semaphore::new(0),
+        asked: AtomicUsize::new(0),
+    });
+    let options = PgRawOptions {
+        pg: PgOptions { max_open_conns: 1, pool_wait_ms: 5_000, ..db.options() },
+        layout: Arc::new(EvmLayout),
+        snapshot_max_ms: Some(500),
+        payload_inline_max_bytes: 150,
+        partitions: PartitionSizes::all(16),
+        ..PgRawOptions::with(db.options())
+    };
+    let store = PgRawStore::open_with_payloads(options, None, payloads.clone()).await.expect("opens");
+    follow(&store, &main, &other).await;
+    // The answer to the last append was lost: what is stored is compared with what is offered, and nobody asks for objects under the head's lock.
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.append(fence, batch(&other[26..])).await.expect("is there already");
+    assert_eq!(payloads.asked.load(Ordering::SeqCst), 0);
+
+    let snapshot = store.snapshot().await.expect("reads");
+    let all = HeightRange::new(Height(0), Height(40));
+    let reading = tokio::spawn(async move { snapshot.blocks(all, Parts::all(), u64::MAX).await });
+    // Several at once, and no more than that, wait for their bytes; the one connection goes back when the snapshot's time is over.
+    let waiting = tokio::time::timeout(Duration::from_secs(20), async {
+        while payloads.asked.load(Ordering::SeqCst) < 8 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waiting.await.expect("they are asked for together");
+    store
+        .snapshot()
+        .await
+        .expect("the connection is free")
+        .block(Height(0), Parts::HEADER)
+        .await
+        .expect("reads");
+    assert_eq!(payloads.asked.load(Ordering::SeqCst), 8);
+    payloads.door.add_permits(64);
+    let expected: Vec<_> = other.iter().map(|block| as_stored(block, Parts::all())).collect();
+    assert_eq!(reading.await.expect("ends").expect("reads"), expected);
 }

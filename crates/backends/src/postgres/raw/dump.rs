@@ -33,7 +33,8 @@ impl RawDump for PgRawStore {
             let heights = read::stored_heights(&conn, all).await?;
             for heights in heights.chunks(AT_ONCE as usize) {
                 let which = Which::Heights(heights.iter().map(|height| head::sql(*height)).collect());
-                for block in read::read(&self.shared, &conn, &which, Parts::all()).await? {
+                let rows = read::read(&conn, &which, Parts::all()).await?;
+                for block in rows.put_together(&self.shared).await? {
                     if !discard.contains(block.facts.height) {
                         dump.block(&block);
                     }

@@ -328,7 +328,7 @@ async fn fill(
         )));
     }
     if last.height < lease.done_to {
-        read::demand_no_conflict(shared, tx.conn(), &batch.blocks).await?;
+        read::demand_no_conflict(shared, tx.conn(), batch).await?;
         return Ok(row.lease);
     }
     if first.height != lease.done_to {
@@ -348,7 +348,7 @@ async fn fill(
             expected: BlockRef { height: before, id: last_id },
         });
     }
-    let stored = read::demand_no_conflict(shared, tx.conn(), &batch.blocks).await?;
+    let stored = read::demand_no_conflict(shared, tx.conn(), batch).await?;
     let finalized = head.row.finalized;
     demand_finality(finalized, finalized.and_then(|finalized| batch.at(finalized.height)))?;
 

@@ -18,6 +18,7 @@
 //!
 //! **Shutdown.** A verb whose caller goes away is rolled back, or was committed: asking again settles it, as after any lost answer.
 
+mod assemble;
 mod debug;
 mod dump;
 mod errors;

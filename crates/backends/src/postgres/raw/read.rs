@@ -1,4 +1,4 @@
-//! Rows as blocks again.
+//! The rows of blocks, read.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,16 +6,14 @@ use bytes::Bytes;
 use cairn_core::{
     BlockFacts, BlockId, BlockRef, Height, HeightRange, Parts, RawBlock, StoredBlock, TxFacts, TxId, TxStatus,
 };
-use cairn_store::layout::{self, TxBytes};
 use cairn_store::{PayloadRef, Result, StoreError};
 use futures::future::try_join3;
 use tokio_postgres::Row;
 
 use super::Shared;
 use super::head::{get_array, get_height, get_id, get_u32, get_u64, sql};
-use super::pack::unpack;
-use super::rows::EncodedBlock;
-use super::scripts::{ScriptHash, read_scripts, script_of};
+use super::rows::EncodedBatch;
+use super::scripts::{ScriptHash, read_scripts};
 use crate::postgres::PgConn;
 use crate::postgres::error::{corrupt, db};
 use crate::postgres::pool::Param;
@@ -71,44 +69,48 @@ impl<'a> Bounds<'a> {
 }
 
 /// A transaction's row.
-struct TxRow {
-    facts: TxFacts,
-    event_count: u32,
-    body: Option<Bytes>,
-    result: Option<Bytes>,
+pub(super) struct TxRow {
+    pub(super) facts: TxFacts,
+    pub(super) event_count: u32,
+    pub(super) body: Option<Bytes>,
+    pub(super) result: Option<Bytes>,
     /// Where the body is, if not in the row.
-    object: Option<PayloadRef>,
-    script: Option<ScriptHash>,
-    arguments: Vec<Bytes>,
+    pub(super) object: Option<PayloadRef>,
+    pub(super) script: Option<ScriptHash>,
+    pub(super) arguments: Vec<Bytes>,
 }
 
 /// An execution result's row.
-struct ResultRow {
-    payload: Option<Bytes>,
-    object: Option<PayloadRef>,
+pub(super) struct ResultRow {
+    pub(super) payload: Option<Bytes>,
+    pub(super) object: Option<PayloadRef>,
 }
 
 /// What belongs to one block.
-struct BlockRows {
-    txs: Vec<(u64, TxRow)>,
-    events: Vec<EventRow>,
-    result: Option<ResultRow>,
+pub(super) struct BlockRows {
+    pub(super) txs: Vec<(u64, TxRow)>,
+    pub(super) events: Vec<EventRow>,
+    pub(super) result: Option<ResultRow>,
 }
 
 /// An event's row.
-struct EventRow {
-    index: u64,
-    payload: Option<Bytes>,
-    object: Option<PayloadRef>,
+pub(super) struct EventRow {
+    pub(super) index: u64,
+    pub(super) payload: Option<Bytes>,
+    pub(super) object: Option<PayloadRef>,
 }
 
-/// The blocks that are there, by height, with these parts. Ordered; each complete, or it is an error.
-pub(super) async fn read(
-    shared: &Shared,
-    conn: &PgConn,
-    which: &Which,
-    parts: Parts,
-) -> Result<Vec<StoredBlock>> {
+/// Blocks as their rows have them, by height: read, and not put together yet.
+pub(super) struct ReadRows {
+    pub(super) parts: Parts,
+    pub(super) with_txs: bool,
+    /// Each block's own row, and the others'.
+    pub(super) blocks: Vec<(Row, BlockRows)>,
+    pub(super) scripts: HashMap<ScriptHash, Bytes>,
+}
+
+/// The rows of the blocks that are there, for these parts. What of them is in object storage is asked for when they are put together, without the connection.
+pub(super) async fn read(conn: &PgConn, which: &Which, parts: Parts) -> Result<ReadRows> {
     let whole = parts.intersects(Parts::BODY | Parts::RECEIPTS);
     let with_txs = parts.contains(Parts::TRANSACTIONS) || whole;
     let with_events = parts.contains(Parts::RECEIPTS);
@@ -126,18 +128,18 @@ pub(super) async fn read(
     let scripts = read_scripts(conn, &named).await?;
     let mut events = by_height(events, event_row)?;
     let mut found = Vec::with_capacity(blocks.len());
-    for row in &blocks {
-        let height = get_height(row, 0)?;
+    for row in blocks {
+        let height = get_height(&row, 0)?;
         let mut txs = txs.remove(&height).unwrap_or_default();
         let mut events = events.remove(&height).unwrap_or_default();
         txs.sort_by_key(|(index, _)| *index);
         events.sort_by_key(|event| event.index);
         let result = results.remove(&height).and_then(|mut results| results.pop());
-        let rows = BlockRows { txs, events, result };
-        found.push(assemble(shared, row, parts, with_txs, rows, &scripts).await?);
+        found.push((height, row, BlockRows { txs, events, result }));
     }
-    found.sort_by_key(|block| block.facts.height);
-    Ok(found)
+    found.sort_by_key(|(height, ..)| *height);
+    let blocks = found.into_iter().map(|(_, row, rows)| (row, rows)).collect();
+    Ok(ReadRows { parts, with_txs, blocks, scripts })
 }
 
 fn by_height<T>(rows: Vec<Row>, decode: fn(&Row) -> Result<T>) -> Result<BTreeMap<Height, Vec<T>>> {
@@ -213,13 +215,13 @@ async fn result_rows(conn: &PgConn, which: &Which, blocks: &[Row]) -> Result<Vec
 }
 
 /// The column of a block's row that says whether its extras are those of its execution result.
-const EXTRAS_ELSEWHERE: usize = 13;
+pub(super) const EXTRAS_ELSEWHERE: usize = 13;
 
 fn result_row(row: &Row) -> Result<ResultRow> {
     Ok(ResultRow { payload: bytes(row, 1)?, object: object(row, 2)? })
 }
 
-fn bytes(row: &Row, column: usize) -> Result<Option<Bytes>> {
+pub(super) fn bytes(row: &Row, column: usize) -> Result<Option<Bytes>> {
     let bytes: Option<&[u8]> = row.try_get(column).map_err(db)?;
     Ok(bytes.map(Bytes::copy_from_slice))
 }
@@ -272,146 +274,6 @@ pub(super) fn facts(row: &Row) -> Result<BlockFacts> {
     })
 }
 
-async fn assemble(
-    shared: &Shared,
-    row: &Row,
-    parts: Parts,
-    with_txs: bool,
-    rows: BlockRows,
-    scripts: &HashMap<ScriptHash, Bytes>,
-) -> Result<StoredBlock> {
-    let BlockRows { txs, events, result } = rows;
-    let facts = facts(row)?;
-    let height = facts.height;
-    if with_txs && !txs.iter().map(|(index, _)| *index).eq(0..u64::from(facts.tx_count)) {
-        return Err(corrupt(
-            format!("transactions, height {height}"),
-            format!("the block says {}, {} are stored", facts.tx_count, txs.len()),
-        ));
-    }
-    let packed = |column: usize, name| -> Result<Bytes> {
-        let packed: Option<&[u8]> = row.try_get(column).map_err(db)?;
-        packed.map_or_else(|| Ok(Bytes::new()), |packed| unpack(packed, name, height))
-    };
-    let mut block = StoredBlock {
-        facts,
-        transactions: Vec::new(),
-        header: bytes(row, 7)?.unwrap_or_default(),
-        body: packed(8, "body")?,
-        receipts: packed(9, "receipts")?,
-        extras: packed(10, "extras")?,
-        traces: row
-            .try_get::<_, Option<&[u8]>>(11)
-            .map_err(db)?
-            .map(|packed| unpack(packed, "traces", height))
-            .transpose()?,
-    };
-    if row.try_get(EXTRAS_ELSEWHERE).map_err(db)? {
-        let place = || format!("height {height}, execution result");
-        let Some(ResultRow { payload, object }) = result else {
-            return Err(corrupt(place(), "its row is missing"));
-        };
-        block.extras = shared.fetch(payload, object, place).await?;
-    }
-    let layout = packed(12, "layout")?;
-    if !layout.is_empty() {
-        if parts.contains(Parts::BODY) {
-            block.body = body(shared, &block.body, &layout, &txs, scripts, height).await?;
-        }
-        if parts.contains(Parts::RECEIPTS) {
-            block.receipts = receipts(shared, &block.receipts, &layout, &txs, &events, height).await?;
-        }
-    }
-    if parts.contains(Parts::TRANSACTIONS) {
-        block.transactions = txs.into_iter().map(|(_, tx)| tx.facts).collect();
-    }
-    Ok(block)
-}
-
-async fn body(
-    shared: &Shared,
-    skeleton: &[u8],
-    layout: &[u8],
-    txs: &[(u64, TxRow)],
-    scripts: &HashMap<ScriptHash, Bytes>,
-    height: Height,
-) -> Result<Bytes> {
-    let mut bodies = Vec::with_capacity(txs.len());
-    for (index, tx) in txs {
-        let place = || format!("height {height}, transaction {index}");
-        let body = shared.fetch(tx.body.clone(), tx.object, place).await?;
-        let script = tx.script.map(|hash| script_of(scripts, &hash, height, *index)).transpose()?;
-        let arguments: Vec<&[u8]> = tx.arguments.iter().map(|argument| &argument[..]).collect();
-        bodies.push((body, script, arguments));
-    }
-    let slices: Vec<TxBytes<'_>> = bodies
-        .iter()
-        .map(|(body, script, arguments)| TxBytes { body, script: script.as_deref(), arguments })
-        .collect();
-    layout::rebuild_body(skeleton, layout, &slices).map(Bytes::from).map_err(|error| at(error, height))
-}
-
-async fn receipts(
-    shared: &Shared,
-    skeleton: &[u8],
-    layout: &[u8],
-    txs: &[(u64, TxRow)],
-    events: &[EventRow],
-    height: Height,
-) -> Result<Bytes> {
-    let mut results = Vec::with_capacity(txs.len());
-    for (index, tx) in txs {
-        let result = tx.result.as_deref().ok_or_else(|| {
-            corrupt(format!("height {height}, transaction {index}"), "its result is missing")
-        })?;
-        results.push((result, tx.event_count));
-    }
-    if !events.iter().map(|event| event.index).eq(0..events.len() as u64) {
-        return Err(corrupt(format!("events, height {height}"), "their indexes have a gap"));
-    }
-    let mut payloads = Vec::with_capacity(events.len());
-    for event in events {
-        let place = || format!("height {height}, event {}", event.index);
-        payloads.push(shared.fetch(event.payload.clone(), event.object, place).await?);
-    }
-    let slices: Vec<&[u8]> = payloads.iter().map(|payload| &payload[..]).collect();
-    layout::rebuild_receipts(skeleton, layout, &results, &slices)
-        .map(Bytes::from)
-        .map_err(|error| at(error, height))
-}
-
-/// Says at which height the damage is.
-fn at(error: StoreError, height: Height) -> StoreError {
-    match error {
-        StoreError::Corrupt { place, what } => corrupt(format!("{place}, height {height}"), what),
-        error => error,
-    }
-}
-
-impl Shared {
-    /// A row's bytes, wherever they are.
-    async fn fetch(
-        &self,
-        inline: Option<Bytes>,
-        object: Option<PayloadRef>,
-        place: impl Fn() -> String,
-    ) -> Result<Bytes> {
-        match (inline, object) {
-            (Some(bytes), None) => Ok(bytes),
-            (None, Some(object)) => {
-                let Some(payloads) = &self.payloads else {
-                    return Err(StoreError::Invalid(format!(
-                        "{}: its bytes are object {object}, and no object storage is configured",
-                        place()
-                    )));
-                };
-                payloads.store.get(object, None).await.map_err(|error| error.at(place()))
-            }
-            _ => Err(corrupt(place(), "its bytes are missing, in the row and in object storage")),
-        }
-    }
-}
-
 /// A block's place and the lengths of its parts.
 pub(super) struct Measured {
     pub(super) height: Height,
@@ -447,14 +309,9 @@ pub(super) async fn measure(conn: &PgConn, which: &Which, limit: i64) -> Result<
     rows.iter().map(measured).collect()
 }
 
-/// The row at `height` with these parts, whatever the head says.
-pub(super) async fn read_one(
-    shared: &Shared,
-    conn: &PgConn,
-    height: Height,
-    parts: Parts,
-) -> Result<Option<StoredBlock>> {
-    Ok(read(shared, conn, &Which::Range(HeightRange::one(height)), parts).await?.pop())
+/// The rows at `height` for these parts, whatever the head says.
+pub(super) async fn read_one(conn: &PgConn, height: Height, parts: Parts) -> Result<ReadRows> {
+    read(conn, &Which::Range(HeightRange::one(height)), parts).await
 }
 
 pub(super) async fn read_facts(conn: &PgConn, height: Height) -> Result<Option<BlockFacts>> {
@@ -498,18 +355,20 @@ pub(super) async fn nth_from_top(conn: &PgConn, range: HeightRange, nth: i64) ->
 }
 
 /// The heights of these consecutive blocks that are stored already, byte for byte; [`StoreError::Conflict`] where
-/// something else is.
+/// something else is. Inside of the writer's transaction: what the batch has set apart itself isn't asked of object storage.
 pub(super) async fn demand_no_conflict(
     shared: &Shared,
     conn: &PgConn,
-    blocks: &[EncodedBlock],
+    batch: &EncodedBatch,
 ) -> Result<Vec<Height>> {
+    let blocks = &batch.blocks;
     let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else { return Ok(Vec::new()) };
     let range = HeightRange::inclusive(first.block.facts.height, last.block.facts.height);
     let stored = stored_heights(conn, range).await?;
     for height in &stored {
         let offered = &blocks[height.since(range.start()) as usize].block;
-        let found = read_one(shared, conn, *height, Parts::all()).await?;
+        let rows = read_one(conn, *height, Parts::all()).await?;
+        let found = rows.put_together_knowing(shared, batch).await?.pop();
         if found.as_ref().is_none_or(|found| !is_same(offered, found)) {
             let id = found.map(|found| found.facts.id).unwrap_or_default();
             return Err(StoreError::Conflict { height: *height, stored: id, offered: offered.facts.id });

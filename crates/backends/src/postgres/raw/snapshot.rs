@@ -62,11 +62,11 @@ impl PgSnapshot {
                 return Ok(true);
             }
             let heights: Vec<i64> = measured[at..end].iter().map(|block| sql(block.height)).collect();
-            let blocks = {
+            let rows = {
                 let conn = self.view.conn().await?;
-                read::read(&self.shared, &conn, &Which::Heights(heights), parts).await?
+                read::read(&conn, &Which::Heights(heights), parts).await?
             };
-            found.extend(blocks);
+            found.extend(rows.put_together(&self.shared).await?);
             *bytes = bytes.saturating_add(chunk_bytes);
             if is_full {
                 return Ok(true);
@@ -87,8 +87,11 @@ impl RawSnapshot for PgSnapshot {
         if !self.head.range().contains(height) {
             return Ok(None);
         }
-        let conn = self.view.conn().await?;
-        read::read_one(&self.shared, &conn, height, parts).await?.ok_or_else(|| hole(height)).map(Some)
+        let rows = {
+            let conn = self.view.conn().await?;
+            read::read_one(&conn, height, parts).await?
+        };
+        rows.put_together(&self.shared).await?.pop().ok_or_else(|| hole(height)).map(Some)
     }
 
     async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
@@ -215,21 +218,28 @@ impl RawSnapshot for PgSnapshot {
     }
 
     async fn orphan(&self, reorg_id: u64, id: BlockId, parts: Parts) -> Result<Option<StoredBlock>> {
-        let conn = self.view.conn().await?;
-        let moved = read::read(&self.shared, &conn, &Which::Orphan(reorg_id, id), parts).await?.pop();
-        let pending = self.head.pending_purge.filter(|purge| purge.reorg_id == reorg_id);
-        let (None, Some(purge)) = (&moved, pending) else { return Ok(moved) };
-        // Not moved yet: its row still stands above the tip.
-        let row = conn
-            .query_opt(
-                "SELECT height FROM raw.block_lookup WHERE id = $1 AND height >= $2 AND height < $3",
-                &[&&id.0[..], &sql(purge.orphans.start()), &sql(purge.orphans.end())],
-            )
-            .await?;
-        match row {
-            Some(row) => read::read_one(&self.shared, &conn, get_height(&row, 0)?, parts).await,
-            None => Ok(None),
-        }
+        let rows = {
+            let conn = self.view.conn().await?;
+            let moved = read::read(&conn, &Which::Orphan(reorg_id, id), parts).await?;
+            let pending = self.head.pending_purge.filter(|purge| purge.reorg_id == reorg_id);
+            match pending {
+                Some(purge) if moved.blocks.is_empty() => {
+                    // Not moved yet: its row still stands above the tip.
+                    let row = conn
+                        .query_opt(
+                            "SELECT height FROM raw.block_lookup WHERE id = $1 AND height >= $2 AND height < $3",
+                            &[&&id.0[..], &sql(purge.orphans.start()), &sql(purge.orphans.end())],
+                        )
+                        .await?;
+                    match row {
+                        Some(row) => read::read_one(&conn, get_height(&row, 0)?, parts).await?,
+                        None => moved,
+                    }
+                }
+                _ => moved,
+            }
+        };
+        Ok(rows.put_together(&self.shared).await?.pop())
     }
 
     async fn checkpoints(&self) -> Result<Vec<Checkpoint>> {

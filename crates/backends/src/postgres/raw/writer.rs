@@ -241,12 +241,12 @@ async fn append(
     let first_height = head.row.first.unwrap_or(first.height);
     if let Some(tip) = head.row.tip {
         if tip == last && first.height >= first_height {
-            read::demand_no_conflict(shared, tx.conn(), &batch.blocks).await?;
+            read::demand_no_conflict(shared, tx.conn(), batch).await?;
             return Ok(Some(head.row));
         }
         demand_joins(tx, &head, tip, batch).await?;
     }
-    let stored = read::demand_no_conflict(shared, tx.conn(), &batch.blocks).await?;
+    let stored = read::demand_no_conflict(shared, tx.conn(), batch).await?;
     let visible = HeightRange::inclusive(first_height, last.height);
     let held = async |mark: Option<BlockRef>| match mark.and_then(|mark| batch.at(mark.height)) {
         Some(own) => Ok(Some(own)),

@@ -1,0 +1,240 @@
+//! Rows as blocks again.
+//!
+//! What of them is in object storage is fetched first, several objects at a time, and with no connection in hand: a slow store of objects keeps nobody
+//! from the database (P08).
+
+use std::collections::{HashMap, HashSet};
+
+use bytes::Bytes;
+use cairn_core::{Height, Parts, StoredBlock};
+use cairn_store::layout::{self, TxBytes};
+use cairn_store::{PayloadRef, Result, StoreError};
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::head::get_height;
+use super::pack::unpack;
+use super::read::{BlockRows, EXTRAS_ELSEWHERE, EventRow, ReadRows, ResultRow, TxRow, bytes, facts};
+use super::rows::EncodedBatch;
+use super::scripts::{ScriptHash, script_of};
+use crate::postgres::error::{corrupt, db};
+
+/// Objects that one reader asks for at once, at most.
+const OBJECTS_AT_ONCE: usize = 8;
+
+/// What was fetched.
+type Objects = HashMap<PayloadRef, Bytes>;
+
+impl ReadRows {
+    /// The blocks, by height; each complete, or it is an error.
+    pub(super) async fn put_together(self, shared: &Shared) -> Result<Vec<StoredBlock>> {
+        self.put_together_with(shared, Objects::new()).await
+    }
+
+    /// The same, where `batch` may hold what is in object storage.
+    pub(super) async fn put_together_knowing(
+        self,
+        shared: &Shared,
+        batch: &EncodedBatch,
+    ) -> Result<Vec<StoredBlock>> {
+        let own: HashMap<_, _> =
+            batch.objects().iter().zip(batch.large()).map(|(object, body)| (object.hash, body)).collect();
+        let known = self
+            .objects()?
+            .into_iter()
+            .filter_map(|(object, _)| own.get(&object.hash).map(|body| (object, Bytes::clone(body))));
+        let known = known.collect();
+        self.put_together_with(shared, known).await
+    }
+
+    async fn put_together_with(self, shared: &Shared, mut objects: Objects) -> Result<Vec<StoredBlock>> {
+        let mut wanted = self.objects()?;
+        wanted.retain(|(object, _)| !objects.contains_key(object));
+        objects.extend(shared.fetch(wanted).await?);
+        let asked = (self.parts, self.with_txs);
+        let put = |(row, rows): (Row, BlockRows)| assemble(&row, asked, rows, &self.scripts, &objects);
+        self.blocks.into_iter().map(put).collect()
+    }
+
+    /// The objects that the rows name, each once, with a place where it belongs.
+    fn objects(&self) -> Result<Vec<(PayloadRef, String)>> {
+        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        let mut add = |object: Option<PayloadRef>, place: &dyn Fn() -> String| {
+            if let Some(object) = object.filter(|object| seen.insert(*object)) {
+                found.push((object, place()));
+            }
+        };
+        for (row, rows) in &self.blocks {
+            let height = get_height(row, 0)?;
+            add(rows.result.as_ref().and_then(|result| result.object), &|| result_place(height));
+            for (index, tx) in &rows.txs {
+                add(tx.object, &|| tx_place(height, *index));
+            }
+            for event in &rows.events {
+                add(event.object, &|| event_place(height, event.index));
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Shared {
+    async fn fetch(&self, wanted: Vec<(PayloadRef, String)>) -> Result<Objects> {
+        let Some((object, place)) = wanted.first() else { return Ok(Objects::new()) };
+        let Some(payloads) = &self.payloads else {
+            return Err(StoreError::Invalid(format!(
+                "{place}: its bytes are object {object}, and no object storage is configured"
+            )));
+        };
+        let get = |(object, place): (PayloadRef, String)| {
+            let store = payloads.store.clone();
+            async move {
+                let body = store.get(object, None).await.map_err(|error| error.at(place))?;
+                Ok::<_, StoreError>((object, body))
+            }
+        };
+        stream::iter(wanted.into_iter().map(get)).buffer_unordered(OBJECTS_AT_ONCE).try_collect().await
+    }
+}
+
+fn result_place(height: Height) -> String {
+    format!("height {height}, execution result")
+}
+
+fn tx_place(height: Height, index: u64) -> String {
+    format!("height {height}, transaction {index}")
+}
+
+fn event_place(height: Height, index: u64) -> String {
+    format!("height {height}, event {index}")
+}
+
+/// A row's bytes, wherever they are.
+fn whole(
+    inline: Option<Bytes>,
+    object: Option<PayloadRef>,
+    objects: &Objects,
+    place: impl Fn() -> String,
+) -> Result<Bytes> {
+    let fetched = object.and_then(|object| objects.get(&object).cloned());
+    match (inline, fetched) {
+        (Some(bytes), None) | (None, Some(bytes)) => Ok(bytes),
+        _ => Err(corrupt(place(), "its bytes are missing, in the row and in object storage")),
+    }
+}
+
+fn assemble(
+    row: &Row,
+    (parts, with_txs): (Parts, bool),
+    rows: BlockRows,
+    scripts: &HashMap<ScriptHash, Bytes>,
+    objects: &Objects,
+) -> Result<StoredBlock> {
+    let BlockRows { txs, events, result } = rows;
+    let facts = facts(row)?;
+    let height = facts.height;
+    if with_txs && !txs.iter().map(|(index, _)| *index).eq(0..u64::from(facts.tx_count)) {
+        return Err(corrupt(
+            format!("transactions, height {height}"),
+            format!("the block says {}, {} are stored", facts.tx_count, txs.len()),
+        ));
+    }
+    let packed = |column: usize, name| -> Result<Bytes> {
+        let packed: Option<&[u8]> = row.try_get(column).map_err(db)?;
+        packed.map_or_else(|| Ok(Bytes::new()), |packed| unpack(packed, name, height))
+    };
+    let mut block = StoredBlock {
+        facts,
+        transactions: Vec::new(),
+        header: bytes(row, 7)?.unwrap_or_default(),
+        body: packed(8, "body")?,
+        receipts: packed(9, "receipts")?,
+        extras: packed(10, "extras")?,
+        traces: row
+            .try_get::<_, Option<&[u8]>>(11)
+            .map_err(db)?
+            .map(|packed| unpack(packed, "traces", height))
+            .transpose()?,
+    };
+    if row.try_get(EXTRAS_ELSEWHERE).map_err(db)? {
+        let place = || result_place(height);
+        let Some(ResultRow { payload, object }) = result else {
+            return Err(corrupt(place(), "its row is missing"));
+        };
+        block.extras = whole(payload, object, objects, place)?;
+    }
+    let layout = packed(12, "layout")?;
+    if !layout.is_empty() {
+        if parts.contains(Parts::BODY) {
+            block.body = body(&block.body, &layout, &txs, scripts, objects, height)?;
+        }
+        if parts.contains(Parts::RECEIPTS) {
+            block.receipts = receipts(&block.receipts, &layout, &txs, &events, objects, height)?;
+        }
+    }
+    if parts.contains(Parts::TRANSACTIONS) {
+        block.transactions = txs.into_iter().map(|(_, tx)| tx.facts).collect();
+    }
+    Ok(block)
+}
+
+fn body(
+    skeleton: &[u8],
+    layout: &[u8],
+    txs: &[(u64, TxRow)],
+    scripts: &HashMap<ScriptHash, Bytes>,
+    objects: &Objects,
+    height: Height,
+) -> Result<Bytes> {
+    let mut bodies = Vec::with_capacity(txs.len());
+    for (index, tx) in txs {
+        let place = || tx_place(height, *index);
+        let body = whole(tx.body.clone(), tx.object, objects, place)?;
+        let script = tx.script.map(|hash| script_of(scripts, &hash, height, *index)).transpose()?;
+        let arguments: Vec<&[u8]> = tx.arguments.iter().map(|argument| &argument[..]).collect();
+        bodies.push((body, script, arguments));
+    }
+    let slices: Vec<TxBytes<'_>> = bodies
+        .iter()
+        .map(|(body, script, arguments)| TxBytes { body, script: script.as_deref(), arguments })
+        .collect();
+    layout::rebuild_body(skeleton, layout, &slices).map(Bytes::from).map_err(|error| at(error, height))
+}
+
+fn receipts(
+    skeleton: &[u8],
+    layout: &[u8],
+    txs: &[(u64, TxRow)],
+    events: &[EventRow],
+    objects: &Objects,
+    height: Height,
+) -> Result<Bytes> {
+    let mut results = Vec::with_capacity(txs.len());
+    for (index, tx) in txs {
+        let result = tx.result.as_deref().ok_or_else(|| {
+            corrupt(format!("height {height}, transaction {index}"), "its result is missing")
+        })?;
+        results.push((result, tx.event_count));
+    }
+    if !events.iter().map(|event| event.index).eq(0..events.len() as u64) {
+        return Err(corrupt(format!("events, height {height}"), "their indexes have a gap"));
+    }
+    let mut payloads = Vec::with_capacity(events.len());
+    for event in events {
+        let place = || event_place(height, event.index);
+        payloads.push(whole(event.payload.clone(), event.object, objects, place)?);
+    }
+    let slices: Vec<&[u8]> = payloads.iter().map(|payload| &payload[..]).collect();
+    layout::rebuild_receipts(skeleton, layout, &results, &slices)
+        .map(Bytes::from)
+        .map_err(|error| at(error, height))
+}
+
+/// Says at which height the damage is.
+fn at(error: StoreError, height: Height) -> StoreError {
+    match error {
+        StoreError::Corrupt { place, what } => corrupt(format!("{place}, height {height}"), what),
+        error => error,
+    }
+}
