@@ -1,4 +1,5 @@
-//! The committer: repairs checkpoints (5 s), reaps expired leases (30 s), and looks for gaps and dead leases (60 s).
+//! The committer: repairs checkpoints (5 s), reaps expired leases (30 s), and looks for gaps, dead leases and errors
+//! of dead forks (60 s).
 //!
 //! Any number of processes may run one; each job is one transaction, and doing it twice changes nothing.
 
@@ -11,6 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::context::Context;
 use super::error::DeriveError;
+use super::orphans;
 
 /// At most so many gaps and dead leases are named.
 const NAMED: usize = 100;
@@ -37,6 +39,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
             }
             () = sleep_until(next_detect) => {
                 settled("detect", look(&context).await)?;
+                settled("forget", orphans::forget_errors(&context).await.map(drop))?;
                 next_detect = Instant::now() + detect;
             }
         }

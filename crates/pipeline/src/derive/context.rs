@@ -13,6 +13,7 @@ use super::guard::text_of;
 use super::options::{Compute, DeriveOptions};
 use super::recent::RecentBlocks;
 use super::status::DeriveBoard;
+use super::unanswered::Unanswered;
 use super::wake::Wake;
 
 pub(super) struct Context {
@@ -23,6 +24,8 @@ pub(super) struct Context {
     pub options: DeriveOptions,
     /// What mappers read last.
     pub recent: RecentBlocks,
+    /// What a node doesn't answer.
+    pub unanswered: Unanswered,
     pub board: DeriveBoard,
     pub wake: Wake,
     pub stop: CancellationToken,

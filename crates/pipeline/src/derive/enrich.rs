@@ -1,20 +1,24 @@
 //! One chunk of an enricher: things that event rows name, asked of a node once.
 //!
 //! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
-//! again; anything else is asked at the finalised block. No transaction is open while a node is asked.
+//! again; anything else is asked at the finalised block. No transaction is open while a node is asked. What only it fails over is given up in the end
+//! ([`super::unanswered`]).
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use cairn_core::{BlockRef, HeightRange, Parts};
+use cairn_core::{BlockId, BlockRef, HeightRange, Parts};
 use cairn_store::derived::{ChunkCommit, Key, Row, TableRows, WorkerLease};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
 use super::fold::demand_own_checkpoint;
+use super::guard::text_of;
 use super::processor::{AskError, Asked, Enricher};
 use super::read::{not_yet, read_raw};
+use super::unanswered::{MAX_TRIES, node_answers};
 
 pub(super) async fn prepare(
     context: &Context,
@@ -77,13 +81,16 @@ pub(super) async fn prepare(
             Some(finalized) if named.height <= finalized.height => finalized,
             _ => named,
         };
-        ask_one(enricher, key, at)
+        async move {
+            let answer = ask(enricher, &key, at).await;
+            Question { key, at, answer }
+        }
     });
-    let answers: Vec<_> =
+    let questions: Vec<Question> =
         futures::stream::iter(asks).buffered(context.options.asks_in_flight.max(1)).collect().await;
     let mut rows: BTreeMap<&'static str, BTreeMap<Key, Row>> = BTreeMap::new();
-    for answer in answers {
-        for (table, row) in answer? {
+    for answer in settle(context, enricher, questions).await? {
+        for (table, row) in answer {
             let def = context.catalog.table(table)?;
             let of_table = rows.entry(table).or_default();
             // Two answers may make one row: the newer one says what holds.
@@ -114,15 +121,68 @@ pub(super) async fn prepare(
     Ok(Prepared { commit, malformed: Vec::new(), quarantined: None })
 }
 
-async fn ask_one(
-    enricher: &Arc<dyn Enricher>,
+/// A question, and what came of it.
+struct Question {
     key: Key,
     at: BlockRef,
-) -> Result<Vec<(&'static str, Row)>, DeriveError> {
-    match enricher.ask(&key, at).await {
-        Ok(Asked::Rows(rows)) => Ok(rows),
-        Ok(Asked::Nothing) => Ok(enricher.given_up(&key, at, "")),
-        Err(AskError { transient: true, message }) => Err(DeriveError::Node(message)),
-        Err(AskError { transient: false, message }) => Ok(enricher.given_up(&key, at, &message)),
+    answer: Result<Answer, String>,
+}
+
+type Answer = Vec<(&'static str, Row)>;
+
+/// Asks about one thing. An error is trouble that may pass.
+pub(super) async fn ask(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef) -> Result<Answer, String> {
+    match AssertUnwindSafe(enricher.ask(key, at)).catch_unwind().await {
+        Ok(Ok(Asked::Rows(rows))) => Ok(rows),
+        Ok(Ok(Asked::Nothing)) => Ok(enricher.given_up(key, at, "")),
+        Ok(Err(AskError { transient: true, message })) => Err(message),
+        Ok(Err(AskError { transient: false, message })) => Ok(enricher.given_up(key, at, &message)),
+        Err(panic) => {
+            let message = format!("the answer could not be understood: {}", text_of(&*panic));
+            Ok(enricher.given_up(key, at, &message))
+        }
+    }
+}
+
+/// What was answered, once nothing has to be waited for.
+async fn settle(
+    context: &Context,
+    enricher: &Arc<dyn Enricher>,
+    questions: Vec<Question>,
+) -> Result<Vec<Answer>, DeriveError> {
+    let service = enricher.service().name;
+    let mut answers_at: BTreeMap<BlockId, bool> = BTreeMap::new();
+    for question in questions.iter().filter(|question| question.answer.is_ok()) {
+        answers_at.insert(question.at.id, true);
+        context.unanswered.answered(service, &question.key);
+    }
+    let mut answers = Vec::with_capacity(questions.len());
+    let mut waits = None;
+    for Question { key, at, answer } in questions {
+        let message = match answer {
+            Ok(rows) => {
+                answers.push(rows);
+                continue;
+            }
+            Err(message) => message,
+        };
+        let node_is_there = match answers_at.get(&at.id) {
+            Some(answers) => *answers,
+            None => {
+                let there = node_answers(context, enricher, at).await?;
+                answers_at.insert(at.id, there);
+                there
+            }
+        };
+        if node_is_there && context.unanswered.failed(service, &key) >= MAX_TRIES {
+            tracing::warn!(service, ?key, %message, "a node fails over this alone; it is not asked again");
+            answers.push(enricher.given_up(&key, at, &message));
+        } else {
+            waits.get_or_insert(message);
+        }
+    }
+    match waits {
+        Some(message) => Err(DeriveError::Node(message)),
+        None => Ok(answers),
     }
 }

@@ -19,11 +19,13 @@ mod guard;
 mod held;
 mod map;
 mod options;
+mod orphans;
 pub mod processor;
 mod read;
 mod recent;
 mod report;
 pub mod status;
+mod unanswered;
 mod wake;
 mod worker;
 
@@ -91,6 +93,7 @@ impl Deriver {
             errors,
             catalog,
             recent: recent::RecentBlocks::new(options.recent_bytes),
+            unanswered: unanswered::Unanswered::default(),
             options,
             board: DeriveBoard::default(),
             wake: wake::Wake::default(),

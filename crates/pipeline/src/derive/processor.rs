@@ -36,8 +36,10 @@ pub struct Malformed {
     pub severity: Severity,
     /// What is wrong; names contract, topic and field. The same words for the same fault: it tells errors apart.
     pub message: String,
-    /// The payload, at most 8 KiB of it.
+    /// The payload, at most [`cairn_store::derived::MAX_RAW_DATA_BYTES`] of it.
     pub raw_data: Vec<u8>,
+    /// Which event of the transaction it is, so that the whole payload is found where it was cut.
+    pub event_index: Option<u32>,
 }
 
 /// What a mapper made of blocks.

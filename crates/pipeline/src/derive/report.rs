@@ -4,7 +4,7 @@
 //! What ends a range is recorded before the lease is given back.
 
 use cairn_core::{BlockFacts, BlockRef};
-use cairn_store::derived::{NewError, Severity, WorkerLease};
+use cairn_store::derived::{MAX_RAW_DATA_BYTES, NewError, Severity, WorkerLease};
 
 use super::context::Context;
 use super::error::DeriveError;
@@ -12,6 +12,11 @@ use super::processor::{Malformed, ProcessError, ServiceInfo};
 
 /// What a processor could not understand of a block, as the error log has it.
 pub(super) fn of_event(service: &ServiceInfo, block: &BlockFacts, what: Malformed) -> NewError {
+    // Where the whole payload stands: the raw store's transaction, and the event in it.
+    let raw_ref = (what.raw_data.len() >= MAX_RAW_DATA_BYTES).then(|| {
+        let event = what.event_index.map(|index| format!("/{index}")).unwrap_or_default();
+        format!("raw:{}/{}{event}", block.height, what.transaction_id)
+    });
     NewError {
         service: service.name.into(),
         height: block.height,
@@ -20,7 +25,7 @@ pub(super) fn of_event(service: &ServiceInfo, block: &BlockFacts, what: Malforme
         severity: what.severity,
         message: what.message,
         raw_data: what.raw_data,
-        raw_ref: None,
+        raw_ref,
     }
 }
 

@@ -36,6 +36,9 @@ pub static MARKS: TableDef = TableDef {
     indexes: &[],
 };
 
+/// The same of another worker.
+pub static TAILS: TableDef = TableDef { name: "tails", service: "tail_worker", ..MARKS };
+
 /// How many there are.
 pub static COUNTS: TableDef = TableDef {
     name: "counts",
@@ -65,7 +68,7 @@ pub static NAMES: TableDef = TableDef {
 };
 
 pub fn catalog() -> Catalog {
-    Catalog::new([&MARKS, &COUNTS, &NAMES]).unwrap()
+    Catalog::new([&MARKS, &TAILS, &COUNTS, &NAMES]).unwrap()
 }
 
 type MapFn = dyn Fn(&StoredBlock, &mut Output) -> Result<(), ProcessError> + Send + Sync;
@@ -113,6 +116,7 @@ pub fn odd(message: &str) -> Malformed {
         severity: Severity::Warn,
         message: message.into(),
         raw_data: vec![1],
+        event_index: Some(3),
     }
 }
 

@@ -12,7 +12,8 @@ use cairn_core::{BlockRef, Clock, Height};
 use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver, MalformedPolicy};
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
 use cairn_store::derived::{
-    Coordinator, DerivedReader, DerivedSnapshot, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus,
+    Coordinator, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus,
+    LoggedError,
 };
 use cairn_store::{HeadRow, RawReader};
 use tokio_util::sync::CancellationToken;
@@ -78,6 +79,7 @@ impl DerivedSide {
             recent_bytes: plan.recent_bytes,
             poll_ms: 1_500,
             failed_pause_cap_ms: 8_000,
+            detect_ms: 9_000,
             apply_rows: plan.apply_rows,
             compute: Compute::Inline,
             malformed: if self.bugs.are_there() { MalformedPolicy::Halt } else { MalformedPolicy::Continue },
@@ -140,6 +142,20 @@ impl DerivedSide {
                 snapshot.checkpoint(service).and_then(|checkpoint| checkpoint.last()) == Some(tip)
             })
             && leases_rest(&*snapshot, tip).await
+            && self.log_rests(head).await
+    }
+
+    /// Nobody records anything more by now; what was recorded of dead forks is forgotten when the committer comes round.
+    async fn log_rests(&self, head: &HeadRow) -> bool {
+        let Ok(raw) = self.raw.snapshot().await else { return false };
+        let Ok(logged) = self.errors.list(&every_error()).await else { return false };
+        for LoggedError { error, .. } in &logged {
+            match raw.linked_ref(error.height).await {
+                Ok(Some(there)) if there.block.id == error.block_id => {}
+                _ => return false,
+            }
+        }
+        raw.head().tip == head.tip
     }
 
     /// How it stands, for messages.
@@ -164,6 +180,11 @@ impl DerivedSide {
     pub fn has_bugs(&self) -> bool {
         self.bugs.are_there()
     }
+}
+
+/// All of the error log.
+pub fn every_error() -> ErrorFilter {
+    ErrorFilter { resolved: true, limit: 100_000, ..ErrorFilter::default() }
 }
 
 /// Ranges that are made again, or that a reorg opened again, may still be under way when all checkpoints stand at the tip.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use cairn_core::{Height, HeightRange};
+use cairn_core::{BlockRef, Height, HeightRange};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain};
 use cairn_store::StoreError;
 use cairn_store::derived::{
-    Change, DerivedCheckpoint, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, Key, LeaseFilter, Row,
+    Change, DerivedCheckpoint, DerivedReader, DerivedSnapshot, ErrorLog, Key, LeaseFilter, LoggedError, Row,
     Scan, Severity, Table, TableDef, U256, Value,
 };
 
@@ -191,8 +191,14 @@ pub async fn look_at_the_end(
             return Err(format!("nobody asked about {}", key.0[0]));
         }
     }
-    let filter = ErrorFilter { resolved: true, limit: 100_000, ..ErrorFilter::default() };
-    let logged = errors.list(&filter).await.map_err(text)?;
+    let logged = errors.list(&super::every_error()).await.map_err(text)?;
+    // Law 7: nothing is left of dead forks.
+    let is_there = |at: BlockRef| heights.contains(at.height) && chain.block_ref(fork, at.height) == at;
+    for LoggedError { error, .. } in &logged {
+        if !is_there(BlockRef { height: error.height, id: error.block_id }) {
+            return Err(format!("the error log has an entry of a dead fork: {error:?}"));
+        }
+    }
     for height in heights.iter() {
         let block = chain.block_ref(fork, height);
         // What ended a range is logged too; what was odd stands there once.

@@ -49,6 +49,7 @@ impl Mapper for MetaWorker {
                 severity: Severity::Warn,
                 message: error.to_string(),
                 raw_data: Vec::new(),
+                event_index: None,
             });
             None
         });

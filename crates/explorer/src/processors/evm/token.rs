@@ -89,6 +89,7 @@ fn malformed(tx: &DecodedTx, error: &DecodeError) -> Malformed {
         severity: Severity::Warn,
         message: error.to_string(),
         raw_data: log.map(raw_data).unwrap_or_default(),
+        event_index: Some(error.log_index),
     }
 }
 

@@ -111,6 +111,7 @@ fn follow(
             severity: Severity::Fatal,
             message,
             raw_data: Vec::new(),
+            event_index: None,
         });
     };
     if next.0 > wanted {

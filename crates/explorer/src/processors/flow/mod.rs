@@ -60,5 +60,6 @@ fn malformed_at(
         raw_data: payload
             .map(|payload| payload[..payload.len().min(MAX_RAW_DATA_BYTES)].to_vec())
             .unwrap_or_default(),
+        event_index: Some(event_index),
     }
 }

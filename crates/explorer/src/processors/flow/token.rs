@@ -83,6 +83,7 @@ fn repeated(transactions: &[DecodedTx], places: std::ops::Range<u32>, out: &mut 
                 "transaction {index} has the id of one before it in the block: it is not derived"
             ),
             raw_data: Vec::new(),
+            event_index: None,
         });
     }
 }

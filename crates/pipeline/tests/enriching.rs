@@ -1,0 +1,173 @@
+//! What an enricher does when a node doesn't answer, and what a worker does when its lease can't be renewed.
+
+// Tests may.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use cairn_core::Height;
+use cairn_pipeline::derive::DeriveOptions;
+use cairn_pipeline::derive::processor::AskError;
+use cairn_store::StoreError;
+use cairn_store::derived::{Coordinator, Key, Value};
+use cairn_store::memory::CommitHook;
+use tokio::time::{Duration, Instant};
+
+use support::derive::{Derived, NAMES, marks, names};
+use support::{MAIN, busy, pass_ms, tiny};
+
+fn away() -> AskError {
+    AskError { transient: true, message: "execution aborted (timeout = 5s)".into() }
+}
+
+fn key_of(world: &Derived, height: u64) -> Key {
+    Key(vec![Value::bytes(world.chain.block_ref(MAIN, Height(height)).id.as_bytes())])
+}
+
+/// Names by height.
+async fn named(world: &Derived) -> BTreeMap<i64, String> {
+    let rows = world.rows(NAMES.name).await;
+    rows.iter().map(|row| (row.0[2].as_int().unwrap(), row.0[1].to_string())).collect()
+}
+
+/// Contracts that make a node fail are given up, the rest of the chain is asked about.
+async fn given_up(hostile: &[u64], chunk_heights: u64) {
+    let world = Derived::new(tiny(1), 20).await;
+    let keys: Vec<Key> = hostile.iter().map(|height| key_of(&world, *height)).collect();
+    let asked = Arc::new(Mutex::new(0));
+    let count = asked.clone();
+    let enricher = names(move |key, _| {
+        if keys.contains(key) {
+            *count.lock().unwrap() += 1;
+            return (10, Err(away()));
+        }
+        (1, Ok(Some("a name".into())))
+    });
+    let options = DeriveOptions { chunk_heights, ..world.options() };
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], options);
+    world.until_next("name_worker", 21).await;
+    let named = named(&world).await;
+    assert_eq!(named.len(), 21);
+    for (height, name) in named {
+        let is_hostile = hostile.contains(&(height as u64));
+        assert_eq!(name.contains("given up: execution aborted"), is_hostile, "{height}: {name}");
+    }
+    // Bounded: ten times each while they are alone, more while something else is waited for.
+    assert!(*asked.lock().unwrap() <= 25 * hostile.len(), "{asked:?}");
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_hostile_contract_does_not_stop_the_others() {
+    given_up(&[7], 500).await;
+    // Alone in its chunk: the node is asked about what it answered before.
+    given_up(&[7], 1).await;
+    given_up(&[7, 8, 20], 500).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_over_an_answer_is_given_up() {
+    let world = Derived::new(tiny(1), 20).await;
+    let hostile = key_of(&world, 7);
+    let enricher = names(move |key, _| {
+        assert!(*key != hostile, "an answer of another shape");
+        (1, Ok(Some("a name".into())))
+    });
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
+    world.until_next("name_worker", 21).await;
+    let named = named(&world).await;
+    assert!(named[&7].contains("an answer of another shape"), "{named:?}");
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_away_is_waited_for_and_nothing_is_given_up() {
+    let world = Derived::new(tiny(1), 20).await;
+    let is_away = Arc::new(AtomicBool::new(false));
+    let looks = is_away.clone();
+    let enricher = names(move |_, at| {
+        // Whole, for blocks that it doesn't have yet, though it answers about older ones.
+        if at.height >= Height(15) && looks.load(SeqCst) {
+            return (10, Err(away()));
+        }
+        (1, Ok(Some("a name".into())))
+    });
+    is_away.store(true, SeqCst);
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
+    world.until_next("name_worker", 15).await;
+    pass_ms(600_000).await;
+    assert_eq!(world.next("name_worker").await, 15);
+    assert!(world.leases().await.iter().all(|lease| lease.attempt == 0));
+    is_away.store(false, SeqCst);
+    world.until_next("name_worker", 21).await;
+    let named = named(&world).await;
+    assert!(named.values().all(|name| name.contains("a name")), "{named:?}");
+    working.stop().await.unwrap();
+}
+
+/// Lets the store answer nothing from a moment on, and notes what is asked of it.
+struct Blocked {
+    from: Instant,
+    until: Instant,
+    seen: Mutex<Vec<(Instant, &'static str)>>,
+}
+
+impl CommitHook for Blocked {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        let now = Instant::now();
+        self.seen.lock().unwrap().push((now, verb));
+        if now >= self.from && now < self.until { Err(busy()) } else { Ok(()) }
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn l05_a_worker_that_cannot_renew_its_lease_writes_nothing_after_its_own_deadline() {
+    const TTL_MS: u64 = 60_000;
+    const MARGIN_MS: u64 = 10_000;
+    let world = Derived::new(tiny(1), 3).await;
+    // The first question takes longer than the store is away.
+    let takes_ms = Arc::new(Mutex::new(vec![3 * TTL_MS]));
+    let enricher =
+        names(move |_, _| (takes_ms.lock().unwrap().pop().unwrap_or(1), Ok(Some("a name".into()))));
+    let options = DeriveOptions {
+        lease_ttl_ms: TTL_MS,
+        lease_margin_ms: MARGIN_MS,
+        chunk_heights: 100,
+        reap_ms: 1_000_000,
+        ..world.options()
+    };
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], options);
+    world.until_next("mark_worker", 4).await;
+    let holds = async || world.leases().await.iter().any(|lease| lease.service == "name_worker");
+    world.until("the enricher at work", holds).await;
+    let lease = world.leases().await.into_iter().find(|lease| lease.service == "name_worker").unwrap();
+    let from = Instant::now() + Duration::from_millis(TTL_MS / 2);
+    let until = from + Duration::from_millis(2 * TTL_MS);
+    let blocked = Arc::new(Blocked { from, until, seen: Mutex::default() });
+    world.app.set_hook(Some(blocked.clone()));
+    pass_ms(4 * TTL_MS).await;
+    let seen = blocked.seen.lock().unwrap().clone();
+    // It renews at each third of its time. `mark_worker`, idle, holds a lease of its own and renews that too: the last good one of either counts.
+    let last_good = seen.iter().filter(|(at, verb)| *verb == "renew" && *at < from).map(|(at, _)| *at).max();
+    let deadline = last_good.unwrap() + Duration::from_millis(TTL_MS - MARGIN_MS);
+    let late: Vec<_> = seen
+        .iter()
+        .filter(|(at, verb)| ["renew", "commit_chunk", "end"].contains(verb) && *at > deadline && *at < until)
+        .collect();
+    assert_eq!(late, Vec::<&(Instant, &str)>::new());
+    // It did try, up to then.
+    assert!(seen.iter().any(|(at, verb)| *verb == "renew" && *at > from && *at <= deadline), "{seen:?}");
+    // The work was not lost with it: a new fence did it.
+    world.until_next("name_worker", 4).await;
+    let now = world.app.lease(lease.id).await.unwrap().unwrap();
+    assert!(now.fence > lease.fence);
+    working.stop().await.unwrap();
+}
