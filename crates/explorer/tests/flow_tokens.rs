@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cairn_explorer::decode::flow::{FtKind, FtMove, NftMove, TokenMoves};
+use cairn_explorer::decode::flow::{FtKind, FtMove, NftMove, TokenMoves, fees};
 use cairn_flow::{DecodedEvent, FlowAddress, Network};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -222,6 +222,37 @@ fn items_move_are_made_and_leave() {
 }
 
 #[test]
+fn the_fee_of_before_deductions_is_the_last_deposit_to_the_fees() {
+    let fees = "A.f919ee77447b7497.FlowFees";
+    let collector = "f919ee77447b7497".parse::<FlowAddress>().ok();
+    let pay = |events: &mut Events, units: u64| {
+        events.old(FLOW, "TokensWithdrawn", units, Some(("from", Some(1))));
+        events.add(
+            &format!("{FLOW}.TokensDeposited"),
+            &json!({"amount": fixed(units), "to": "f919ee77447b7497"}),
+        );
+        events.old(fees, "TokensDeposited", units, None);
+    };
+    let mut events = Events::default();
+    events.old(fees, "TokensWithdrawn", 900, None);
+    pay(&mut events, 500);
+    pay(&mut events, 100);
+    assert_eq!(
+        told(&events.moves().fungible),
+        [(at(1), collector, 500, FtKind::Transfer), (at(1), collector, 100, FtKind::Fee)],
+        "an event that names no party is none of a token, and nothing is malformed"
+    );
+    assert_eq!(fees_of(&events), Some(100));
+    events.add(FEES, &json!({"amount": fixed(500)}));
+    assert_eq!(told(&events.moves().fungible)[0].3, FtKind::Fee, "what was deducted is the fee");
+    assert_eq!(fees_of(&events), Some(500));
+}
+
+fn fees_of(events: &Events) -> Option<u64> {
+    fees(&events.0, Network::Mainnet).map(|fees| fees.amount)
+}
+
+#[test]
 fn both_forms_of_an_item_event_count_once() {
     let mut events = Events::default();
     events.item(&format!("{NFT}.Withdrawn"), 2, ("from", Some(1)));
@@ -236,14 +267,20 @@ fn both_forms_of_an_item_event_count_once() {
 #[test]
 fn other_contracts_events_of_the_same_name_are_left_alone_and_malformed_ones_named() {
     let mut events = Events::default();
-    // A Deposit that is no item's; a FungibleToken of somebody else.
+    // A Deposit that is no item's; tokens of nobody and of no amount; a FungibleToken of somebody else.
+    for event in ["TokensWithdrawn", "TokensDeposited"] {
+        events.add(&format!("A.0000000000000009.Pool.{event}"), &json!({"amount": "1.0"}));
+    }
+    for event in ["TokensMinted", "TokensBurned"] {
+        events.add(&format!("A.0000000000000009.Pool.{event}"), &json!({"note": "x"}));
+    }
     events.add("A.0000000000000009.Bank.Deposit", &json!({"note": "x"}));
     events.add("A.0000000000000009.FungibleToken.Deposited", &json!({"amount": "1.0"}));
     assert_eq!(events.moves(), TokenMoves::default());
     events.add(&format!("{FT}.Deposited"), &json!({"type": "x", "amount": "1.0"}));
     events.deposited(FLOW, 5, Some(1), 1, 2);
     let moves = TokenMoves::of(&events.0, Network::Mainnet);
-    assert_eq!((moves.malformed.len(), moves.malformed[0].event_index), (1, 2));
+    assert_eq!((moves.malformed.len(), moves.malformed[0].event_index), (1, 6));
     assert_eq!(told(&moves.fungible), [(None, at(1), 5, FtKind::Mint)], "the others count");
 }
 

@@ -161,7 +161,12 @@ impl BlockBuilder<'_> {
         let fees = self.options.network.accounts().flow_fees;
         let vault = self.withdraw(tx, &flow, tx.payer, fee);
         self.deposit(tx, &flow, fees, vault, fee);
-        let name = format!("{}.FeesDeducted", ContractId::new(fees, "FlowFees"));
+        tx.fee = Some(fee);
+        let contract = ContractId::new(fees, "FlowFees");
+        if self.has_fixed_fee() {
+            return tx.event(&format!("{contract}.TokensDeposited"), &[("amount", cdc::ufix64(fee))]);
+        }
+        let name = format!("{contract}.FeesDeducted");
         tx.event(
             &name,
             &[
@@ -170,6 +175,10 @@ impl BlockBuilder<'_> {
                 ("executionEffort", cdc::ufix64(fee / 3)),
             ],
         );
-        tx.fee = Some(fee);
+    }
+
+    /// Whether only the deposit of a fee is told, which names nobody.
+    fn has_fixed_fee(&self) -> bool {
+        self.age() < self.options.rlp_heights
     }
 }

@@ -1,4 +1,5 @@
-//! What a transaction paid: `FlowFees.FeesDeducted`.
+//! What a transaction paid: `FlowFees.FeesDeducted`. The oldest transactions paid a fixed fee, of which only the deposit of it tells
+//! (`FlowFees.TokensDeposited`): the last one counts, where nothing was deducted.
 
 use cairn_flow::cdc::CdcValue;
 use cairn_flow::{DecodedEvent, EventType, Network};
@@ -18,9 +19,11 @@ pub struct Fees {
 pub fn fees(events: &[DecodedEvent], network: Network) -> Option<Fees> {
     let contract = network.accounts().flow_fees;
     // The last event of a transaction, as a rule.
-    let event = events.iter().rev().find(|event| {
-        EventType::parse(&event.event_type).is_some_and(|name| name.is(contract, "FlowFees", "FeesDeducted"))
-    })?;
+    let last = |wanted: &str| {
+        let is_it = |name: EventType<'_>| name.is(contract, "FlowFees", wanted);
+        events.iter().rev().find(|event| EventType::parse(&event.event_type).is_some_and(is_it))
+    };
+    let event = last("FeesDeducted").or_else(|| last("TokensDeposited"))?;
     let fields = CdcValue::parse_event(&event.payload).ok()?;
     let units = |name: &str| {
         let units = fields.field(name)?.as_number()?.to_scaled(8)?;

@@ -35,6 +35,8 @@ pub(super) struct Fungible {
     tokens: BTreeMap<String, Token>,
     moves: Vec<FtMove>,
     fees: Vec<(u32, u64)>,
+    /// The last deposit to the fees' own contract.
+    fee_received: Option<(u32, u64)>,
 }
 
 impl Fungible {
@@ -42,6 +44,7 @@ impl Fungible {
     pub fn hear(&mut self, event_index: u32, contract: &str, said: &Said) {
         match *said {
             Said::Fee { amount } => self.fees.push((event_index, amount)),
+            Said::FeeReceived { amount } => self.fee_received = Some((event_index, amount)),
             Said::Withdrawn { vault, amount, from } => {
                 self.withdrawn(event_index, contract, vault, amount, from)
             }
@@ -162,6 +165,9 @@ impl Fungible {
             }
         }
         self.moves.sort_by_key(|one| (one.event_index, one.sub_index));
+        if self.fees.is_empty() {
+            self.fees.extend(self.fee_received);
+        }
         for (fee_index, amount) in &self.fees {
             let paid = self.moves.iter_mut().rev().find(|one| {
                 one.token == flow

@@ -8,6 +8,8 @@
 //! That an item was destroyed is told by the chain itself since Cadence 1.0 (`NFT.ResourceDestroyed`, of the standard's interface, and of the
 //! collection's own type where it declares that), and before by whatever event a contract had for it.
 //!
+//! Contracts that are no tokens call events so too, `FlowFees.TokensDeposited(amount)` first of all: one without the standard's fields isn't one.
+//!
 //! Some contracts (FlowToken among them) emit both: where a transaction has the new form of a contract's events, its old ones aren't
 //! counted a second time. Tokens without events of their own have the new form alone.
 
@@ -150,6 +152,10 @@ pub(super) enum Said {
     Fee {
         amount: u64,
     },
+    /// `FlowFees` says so of whatever is deposited to it: the fee, where no `Fee` is told.
+    FeeReceived {
+        amount: u64,
+    },
 }
 
 /// The event by which the chain says that an item was destroyed.
@@ -190,7 +196,13 @@ impl TokenMoves {
             // A mint has no new form, and a fee no old one.
             let is_repeated = !is_new_form
                 && told_anew.contains(&contract)
-                && !matches!(said, Said::Minted { .. } | Said::Fee { .. } | Said::ItemDestroyed { .. });
+                && !matches!(
+                    said,
+                    Said::Minted { .. }
+                        | Said::Fee { .. }
+                        | Said::FeeReceived { .. }
+                        | Said::ItemDestroyed { .. }
+                );
             if !is_repeated {
                 fungible.hear(index, &contract, &said);
                 non_fungible.hear(index, &contract, &said);
@@ -255,15 +267,20 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
             Err(_) => return Ok(None),
         },
         _ if is_fee => Said::Fee { amount: amount(&fields)? },
-        (_, _, "TokensWithdrawn") => {
+        (_, _, "TokensDeposited") if name.is(accounts.flow_fees, "FlowFees", "TokensDeposited") => {
+            Said::FeeReceived { amount: amount(&fields)? }
+        }
+        // Any contract may call an event so: only one that is shaped like the standard's is a token's.
+        (_, _, "TokensWithdrawn") if is_tokens(&fields, Some("from")) => {
             Said::Withdrawn { vault: None, amount: amount(&fields)?, from: account(&fields, "from")? }
         }
-        (_, _, "TokensDeposited") => {
+        (_, _, "TokensDeposited") if is_tokens(&fields, Some("to")) => {
             Said::Deposited { vault: None, amount: amount(&fields)?, to: account(&fields, "to")? }
         }
-        (_, _, "TokensMinted") => Said::Minted { amount: amount(&fields)? },
-        (_, _, "TokensBurned") => Said::Burned { vault: None, amount: amount(&fields)? },
-        // Any contract may call an event so: only one that is shaped like the standard's is an item's.
+        (_, _, "TokensMinted") if is_tokens(&fields, None) => Said::Minted { amount: amount(&fields)? },
+        (_, _, "TokensBurned") if is_tokens(&fields, None) => {
+            Said::Burned { vault: None, amount: amount(&fields)? }
+        }
         (_, _, "Withdraw") if is_item(&fields, "from") => {
             Said::ItemWithdrawn { id: number(&fields, "id")?, uuid: None, from: account(&fields, "from")? }
         }
@@ -286,6 +303,12 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
     }
     let is_new_form = standard && !contract.is_empty();
     Ok(Some(Read { index: event.index, contract, is_new_form, said }))
+}
+
+fn is_tokens(fields: &Composite, party: Option<&str>) -> bool {
+    let amount = fields.field("amount").and_then(CdcValue::as_number);
+    amount.is_some_and(|number| number.kind == "UFix64")
+        && party.is_none_or(|party| matches!(fields.field(party), Some(CdcValue::Optional(_))))
 }
 
 fn is_item(fields: &Composite, party: &str) -> bool {

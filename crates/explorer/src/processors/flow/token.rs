@@ -20,7 +20,7 @@ use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[],
     tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS],
 };

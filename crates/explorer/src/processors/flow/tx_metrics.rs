@@ -18,7 +18,7 @@ use crate::tables::{opt, status_name};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_METRICS_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[],
     tables: &[&TX_METRICS, &FLOW_TX_METRICS],
 };
