@@ -38,10 +38,11 @@ fn struct_key() -> Value {
         {"name": "publicKey", "value": bytes(&[1, 2, 3])}, {"name": "signatureAlgorithm", "value": raw(2)}]}})
 }
 
-fn rlp(key: &[u8]) -> Vec<u8> {
+/// A key as RLP says it: the algorithm as the node's library counts, the hash algorithm, the weight; of a stored key more follows.
+fn rlp(key: &[u8], numbers: &[u64]) -> Vec<u8> {
     let mut inner = Vec::new();
     key.encode(&mut inner);
-    for number in [1u64, 3, 1000] {
+    for number in numbers {
         number.encode(&mut inner);
     }
     let mut whole = Vec::new();
@@ -68,14 +69,22 @@ fn keys_of_every_age_are_read() {
     let known = AccountKey { hash_algo: None, weight: None, ..key.clone() };
     assert_eq!(change(&before), AccountChange::KeyAdded { index: None, key: known });
 
-    let oldest = event("flow.AccountKeyAdded", &[("publicKey", bytes(&rlp(&[9; 64])))]);
-    let key = AccountKey { public_key: vec![9; 64], sign_algo: 1, hash_algo: Some(3), weight: Some(1000) };
-    assert_eq!(change(&oldest), AccountChange::KeyAdded { index: None, key: key.clone() });
+    // RLP counts BLS first, where Cadence counts it last.
+    let mut key =
+        AccountKey { public_key: vec![9; 64], sign_algo: 3, hash_algo: Some(3), weight: Some(1000) };
+    for (rlp_algo, sign_algo) in [(1, 3), (3, 2), (2, 1)] {
+        let oldest =
+            event("flow.AccountKeyAdded", &[("publicKey", bytes(&rlp(&[9; 64], &[rlp_algo, 3, 1000])))]);
+        key.sign_algo = sign_algo;
+        assert_eq!(change(&oldest), AccountChange::KeyAdded { index: None, key: key.clone() });
+    }
 
     let by_index = event("flow.AccountKeyRemoved", &[("publicKey", json!({"type": "Int", "value": "4"}))]);
     assert_eq!(change(&by_index), AccountChange::KeyRevoked(RevokedKey::Index(4)));
-    let by_key = event("flow.AccountKeyRemoved", &[("publicKey", bytes(&rlp(&[9; 64])))]);
-    assert_eq!(change(&by_key), AccountChange::KeyRevoked(RevokedKey::Key(key)));
+    for numbers in [&[2, 3, 1000][..], &[2, 3, 1000, 77, 1]] {
+        let by_key = event("flow.AccountKeyRemoved", &[("publicKey", bytes(&rlp(&[9; 64], numbers)))]);
+        assert_eq!(change(&by_key), AccountChange::KeyRevoked(RevokedKey::Key(key.clone())));
+    }
 }
 
 #[test]
@@ -101,6 +110,8 @@ fn other_events_are_left_alone_and_malformed_ones_named() {
     let wrong = [
         event("flow.AccountKeyAdded", &[]),
         event("flow.AccountKeyAdded", &[("publicKey", bytes(&[1, 2]))]),
+        event("flow.AccountKeyAdded", &[("publicKey", bytes(&rlp(&[9; 64], &[4, 3, 1000])))]),
+        event("flow.AccountKeyRemoved", &[("publicKey", bytes(&rlp(&[9; 64], &[2, 3, 1000, 77, 1, 1])))]),
         event("flow.AccountKeyRemoved", &[("publicKey", json!({"type": "Int", "value": "-1"}))]),
         event(
             "flow.AccountContractAdded",

@@ -138,7 +138,7 @@ impl BlockBuilder<'_> {
                 if is_twice(&key, &account.keys) || key.told != Some(KeyForm::Rlp) {
                     return self.add_key(tx, actor);
                 }
-                cdc::bytes(&rlp_of(&key))
+                cdc::bytes(&stored_rlp_of(&key))
             }
             _ => cdc::number("Int", index),
         };
@@ -192,11 +192,28 @@ impl BlockBuilder<'_> {
 
 /// `RLP([public key, signature algorithm, hash algorithm, weight])`.
 fn rlp_of(key: &Key) -> Vec<u8> {
+    rlp_list(rlp_fields(key))
+}
+
+/// The key as a node stores it once it is revoked: its sequence number and `true` follow.
+fn stored_rlp_of(key: &Key) -> Vec<u8> {
+    let mut inner = rlp_fields(key);
+    0u64.encode(&mut inner);
+    true.encode(&mut inner);
+    rlp_list(inner)
+}
+
+fn rlp_fields(key: &Key) -> Vec<u8> {
     let mut inner = Vec::new();
     key.public_key.as_slice().encode(&mut inner);
-    key.sign_algo.encode(&mut inner);
+    // As the node's library counts, in which BLS comes first.
+    (key.sign_algo + 1).encode(&mut inner);
     key.hash_algo.encode(&mut inner);
     key.weight.encode(&mut inner);
+    inner
+}
+
+fn rlp_list(inner: Vec<u8>) -> Vec<u8> {
     let mut whole = Vec::new();
     alloy_rlp::Header { list: true, payload_length: inner.len() }.encode(&mut whole);
     whole.extend(inner);

@@ -3,7 +3,7 @@
 //! | event | since Cadence 1.0 | before |
 //! | --- | --- | --- |
 //! | `flow.AccountKeyAdded` | key, its algorithms, weight and index | a struct without weight and index; still earlier the RLP of the key |
-//! | `flow.AccountKeyRemoved` | the key's **index**, in a field that is called `publicKey` | the same; still earlier the RLP of the key |
+//! | `flow.AccountKeyRemoved` | the key's **index**, in a field that is called `publicKey` | the same; still earlier the RLP of the key as it is stored, revoked; at first the RLP of the key |
 //! | `flow.AccountContract…` | the contract's name and the hash of its code | the same |
 //!
 //! A key is never deleted, only revoked, so an index counts the keys that an account was ever given. Where an event doesn't
@@ -55,7 +55,7 @@ pub enum AccountChange {
 pub enum RevokedKey {
     /// The one with this index.
     Index(u64),
-    /// The one with these bytes: the oldest form.
+    /// One with these bytes: the oldest forms.
     Key(AccountKey),
 }
 
@@ -157,23 +157,38 @@ fn revoked_key(fields: &Composite) -> Result<RevokedKey, String> {
     rlp_key(&bytes).map(RevokedKey::Key)
 }
 
-/// `RLP([public key, signature algorithm, hash algorithm, weight])`; the key alone where it isn't that.
+/// `RLP([public key, signature algorithm, hash algorithm, weight])`; as it is stored, its sequence number and whether it is revoked follow.
 fn rlp_key(bytes: &[u8]) -> Result<AccountKey, String> {
     let parts = || -> alloy_rlp::Result<AccountKey> {
         let mut rest = bytes;
         let mut list = Header::decode_bytes(&mut rest, true)?;
         let key = AccountKey {
             public_key: alloy_rlp::Bytes::decode(&mut list)?.to_vec(),
-            sign_algo: u64::decode(&mut list)?,
+            sign_algo: cadence_algorithm(u64::decode(&mut list)?)?,
             hash_algo: Some(u64::decode(&mut list)?),
             weight: Some(u64::decode(&mut list)?),
         };
+        for _ in 0..2 {
+            if !list.is_empty() {
+                u64::decode(&mut list)?;
+            }
+        }
         match list.is_empty() && rest.is_empty() {
             true => Ok(key),
             false => Err(alloy_rlp::Error::UnexpectedLength),
         }
     };
     parts().map_err(|error| format!("its publicKey is no RLP of a key: {error}"))
+}
+
+/// RLP numbers signature algorithms as the node's own library does: 1 BLS, 2 ECDSA_P256, 3 ECDSA_secp256k1.
+fn cadence_algorithm(number: u64) -> alloy_rlp::Result<u64> {
+    match number {
+        1 => Ok(3),
+        2 => Ok(1),
+        3 => Ok(2),
+        _ => Err(alloy_rlp::Error::Custom("no such signature algorithm")),
+    }
 }
 
 fn contract(fields: &Composite, change: ContractChange) -> Result<AccountChange, String> {

@@ -3,7 +3,7 @@
 //! A key has an index among all keys that its account was ever given. Events of before Cadence 1.0 don't say it, so those keys are
 //! counted: the row of the account carries them until the row is settled, when it is known how many there were before. That is known only of
 //! accounts whose creation the archive has seen; other accounts' keys without an index stay in `account_key_events`. There, too, stays a
-//! revocation that names the key by its bytes, as the oldest did: an account may have the same key twice.
+//! revocation that names the key by its bytes, as the oldest did: a folder sees no row by another key than that of its change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

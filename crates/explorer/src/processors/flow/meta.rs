@@ -21,7 +21,7 @@ use crate::tables::flow::contracts::{CONTRACT_VERSIONS, ContractVersion};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: META_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[],
     tables: &[&SMART_CONTRACTS, &CONTRACT_VERSIONS, &ACCOUNT_KEY_EVENTS],
 };
