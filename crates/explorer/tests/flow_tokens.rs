@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cairn_explorer::decode::flow::{FtKind, FtMove, NftMove, TokenMoves, fees};
+use cairn_explorer::decode::flow::{FtKind, FtMove, NftKind, NftMove, TokenMoves, fees};
 use cairn_flow::{DecodedEvent, FlowAddress, Network};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ impl Events {
                 "from" | "to" => {
                     json!({"type": "Optional", "value": {"type": "Address", "value": format!("0x{text}")}})
                 }
-                "id" | "uuid" => json!({"type": "UInt64", "value": text}),
+                "id" | "uuid" | "momentID" => json!({"type": "UInt64", "value": text}),
                 name if name.ends_with("UUID") => json!({"type": "UInt64", "value": text}),
                 name if name.starts_with("amount") || name.ends_with("Effort") || name == "balanceAfter" => {
                     json!({"type": "UFix64", "value": text})
@@ -164,12 +164,56 @@ fn mints_burns_and_merges_are_told_apart() {
     assert_eq!(
         told(&events.moves().fungible),
         [
-            (None, at(1), 50, FtKind::Mint),
+            (None, at(1), 50, FtKind::Release),
             (at(1), at(3), 30, FtKind::Transfer),
             (at(2), at(3), 5, FtKind::Transfer),
             (at(2), None, 7, FtKind::Burn),
         ]
     );
+}
+
+#[test]
+fn only_what_a_contract_says_is_new_is_a_mint() {
+    // The new form doesn't say which vault was minted: as much as was said is new, what a deposit has beyond it is not.
+    let mut events = Events::default();
+    events.old(FLOW, "TokensMinted", 40, None);
+    events.deposited(FLOW, 30, Some(1), 10, 90);
+    events.deposited(FLOW, 30, Some(2), 11, 91);
+    let burn = json!({"type": format!("{FLOW}.Vault"), "amount": fixed(7), "fromUUID": "92"});
+    events.add(&format!("{FT}.Burned"), &burn);
+    assert_eq!(
+        told(&events.moves().fungible),
+        [
+            (None, at(1), 30, FtKind::Mint),
+            (None, at(2), 10, FtKind::Mint),
+            (None, at(2), 20, FtKind::Release),
+            (None, None, 7, FtKind::Burn),
+        ],
+        "tokens of unknown origin that were burnt are burnt"
+    );
+    let mut events = Events::default();
+    let token = "A.0000000000000009.Coin";
+    events.old(token, "TokensDeposited", 5, Some(("to", Some(1))));
+    events.old(token, "TokensBurned", 6, None);
+    assert_eq!(
+        told(&events.moves().fungible),
+        [(None, at(1), 5, FtKind::Release), (None, None, 6, FtKind::Burn)]
+    );
+}
+
+#[test]
+fn only_an_item_that_a_contract_says_is_new_is_a_mint() {
+    let contract = "A.0b2a3299cc857e29.TopShot";
+    let mut events = Events::default();
+    events.add(&format!("{contract}.MomentMinted"), &json!({"momentID": "1"}));
+    // Of another contract, and without an id.
+    events.add("A.0000000000000009.TopShot.Minted", &json!({"id": "2"}));
+    events.add(&format!("{contract}.Minted"), &json!({"note": "x"}));
+    for id in [1, 2] {
+        events.item(&format!("{NFT}.Deposited"), id, ("to", Some(1)));
+    }
+    let kinds: Vec<_> = events.moves().non_fungible.iter().map(|one| (one.id, one.kind)).collect();
+    assert_eq!(kinds, [(1, NftKind::Mint), (2, NftKind::Release)]);
 }
 
 #[test]
@@ -281,7 +325,7 @@ fn other_contracts_events_of_the_same_name_are_left_alone_and_malformed_ones_nam
     events.deposited(FLOW, 5, Some(1), 1, 2);
     let moves = TokenMoves::of(&events.0, Network::Mainnet);
     assert_eq!((moves.malformed.len(), moves.malformed[0].event_index), (1, 6));
-    assert_eq!(told(&moves.fungible), [(None, at(1), 5, FtKind::Mint)], "the others count");
+    assert_eq!(told(&moves.fungible), [(None, at(1), 5, FtKind::Release)], "the others count");
 }
 
 #[derive(Debug, Clone)]
@@ -341,7 +385,7 @@ proptest! {
         let moves = events.moves().fungible;
         let mut got: BTreeMap<FlowAddress, i128> = BTreeMap::new();
         for one in &moves {
-            prop_assert!(one.from.is_some() || one.to.is_some());
+            prop_assert!(one.from.is_some() || one.to.is_some() || one.kind == FtKind::Burn);
             prop_assert!(one.amount > 0);
             if let Some(from) = one.from {
                 *got.entry(from).or_default() -= i128::from(one.amount);

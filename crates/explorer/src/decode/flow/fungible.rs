@@ -4,13 +4,14 @@
 //! In the old form a deposit takes the withdrawal of the same amount, else the oldest that are left.
 //!
 //! Whatever the pairing, **an account loses what was withdrawn from it and gains what was deposited to it**: what is left over at the end is a
-//! movement to nobody, and what came from nowhere is a mint.
+//! movement to nobody. What came from no account is a mint as far as the token's contract told of mints in the same transaction
+//! (`TokensMinted`); the rest lay in some other resource, or is of a token that tells of no mints.
 
 use std::collections::BTreeMap;
 
 use cairn_flow::FlowAddress;
 
-use super::lots::{Lot, Lots};
+use super::lots::{Lot, Lots, Origin};
 use super::tokens::{FtKind, FtMove, Said};
 
 /// The two vaults of an event: the one that it is of, and the one that left it or went into it.
@@ -25,7 +26,7 @@ pub(super) struct Vault {
 struct Token {
     /// By vault, in the new form.
     vaults: BTreeMap<u64, Lots>,
-    /// Those without a vault, in the old form.
+    /// Those without a vault: in the old form all, in the new one what was minted.
     pool: Lots,
 }
 
@@ -49,21 +50,22 @@ impl Fungible {
                 self.withdrawn(event_index, contract, vault, amount, from)
             }
             Said::Deposited { vault, amount, to } => self.deposited(event_index, contract, vault, amount, to),
-            // A mint in the new form is a deposit that came from nowhere: there only the pool of the old form needs to know.
             Said::Minted { amount } => {
-                let lot = Lot { origin: None, amount: amount.into(), event_index };
+                let lot = Lot { origin: Origin::Minted, amount: amount.into(), event_index };
                 self.token(contract).pool.put(lot);
             }
             Said::Burned { vault, amount } => {
                 let token = self.token(contract);
-                let taken = match vault {
+                let mut taken = match vault {
                     Some(vault) => token.vaults.entry(vault).or_default().take(amount.into()),
                     None => token.take_from_pool(amount),
                 };
+                token.complete(&mut taken, amount, event_index);
                 self.ended(event_index, contract, taken, None, FtKind::Burn);
             }
             Said::ItemWithdrawn { .. }
             | Said::ItemDeposited { .. }
+            | Said::ItemMinted { .. }
             | Said::SomeItemDestroyed { .. }
             | Said::ItemDestroyed { .. } => {}
         }
@@ -84,11 +86,12 @@ impl Fungible {
         let token = self.token(contract);
         let amount = u128::from(amount);
         match (vault, from) {
-            (None, Some(_)) => token.pool.put(Lot { origin: from, amount, event_index }),
+            (None, Some(from)) => token.pool.put(Lot { origin: Origin::Account(from), amount, event_index }),
             // A split of what is on its way already.
             (None, None) => {}
-            (Some(vault), Some(_)) => {
-                token.vaults.entry(vault.moved).or_default().put(Lot { origin: from, amount, event_index });
+            (Some(vault), Some(from)) => {
+                let lot = Lot { origin: Origin::Account(from), amount, event_index };
+                token.vaults.entry(vault.moved).or_default().put(lot);
             }
             (Some(vault), None) => {
                 let taken = token.vaults.entry(vault.of).or_default().take(amount);
@@ -120,14 +123,11 @@ impl Fungible {
             }
             return;
         }
-        let known: u128 = taken.iter().map(|lot| lot.amount).sum();
-        if known < u128::from(amount) {
-            taken.push(Lot { origin: None, amount: u128::from(amount) - known, event_index });
-        }
+        token.complete(&mut taken, amount, event_index);
         self.ended(event_index, contract, taken, to, FtKind::Transfer);
     }
 
-    /// Tokens that arrived, or are gone. Those that neither came from an account nor reached one are nobody's movement.
+    /// Tokens that arrived, or are gone. Those that neither came from an account nor reached one are nobody's movement, unless they are burnt.
     fn ended(
         &mut self,
         event_index: u32,
@@ -137,12 +137,18 @@ impl Fungible {
         kind: FtKind,
     ) {
         let first = self.moves.iter().filter(|one| one.event_index == event_index).count();
-        let lots = lots.into_iter().filter(|lot| lot.origin.is_some() || to.is_some());
+        let is_ones = |lot: &Lot| matches!(lot.origin, Origin::Account(_)) || to.is_some();
+        let lots = lots.into_iter().filter(|lot| kind == FtKind::Burn || is_ones(lot));
         for (sub_index, lot) in (first as u32..).zip(lots) {
-            let kind = if lot.origin.is_none() { FtKind::Mint } else { kind };
+            let (from, kind) = match (lot.origin, kind) {
+                (Origin::Account(from), kind) => (Some(from), kind),
+                (_, FtKind::Burn) => (None, FtKind::Burn),
+                (Origin::Minted, _) => (None, FtKind::Mint),
+                (Origin::Elsewhere, _) => (None, FtKind::Release),
+            };
             self.moves.push(FtMove {
                 token: contract.to_owned(),
-                from: lot.origin,
+                from,
                 to,
                 // At most what one event said.
                 amount: u64::try_from(lot.amount).unwrap_or(u64::MAX),
@@ -184,6 +190,17 @@ impl Fungible {
 }
 
 impl Token {
+    /// Adds to tokens that were found what there are of them beside: minted ones first.
+    fn complete(&mut self, taken: &mut Vec<Lot>, amount: u64, event_index: u32) {
+        let found = |taken: &[Lot]| taken.iter().map(|lot| lot.amount).sum::<u128>();
+        let missing = u128::from(amount).saturating_sub(found(taken));
+        taken.extend(self.pool.take_minted(missing));
+        let missing = u128::from(amount).saturating_sub(found(taken));
+        if missing > 0 {
+            taken.push(Lot { origin: Origin::Elsewhere, amount: missing, event_index });
+        }
+    }
+
     /// The withdrawal of the same amount, else the oldest that are left.
     fn take_from_pool(&mut self, amount: u64) -> Vec<Lot> {
         match self.pool.take_exactly(amount.into()) {

@@ -4,11 +4,22 @@ use std::collections::VecDeque;
 
 use cairn_flow::FlowAddress;
 
+/// Where tokens come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// They were taken from this account.
+    Account(FlowAddress),
+    /// They are new: the token's contract said so in this transaction.
+    Minted,
+    /// Out of some other resource; or they are new and nobody said so.
+    Elsewhere,
+}
+
 /// Tokens of one origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lot {
-    /// The account that they were taken from; `None`: they are new.
-    pub origin: Option<FlowAddress>,
+    /// Where from.
+    pub origin: Origin,
     /// How many; more than fit into one event may come together.
     pub amount: u128,
     /// The event that took them.
@@ -33,16 +44,26 @@ impl Lots {
     }
 
     /// Takes so much, oldest first. Less than asked for where there isn't more.
-    pub fn take(&mut self, mut amount: u128) -> Vec<Lot> {
+    pub fn take(&mut self, amount: u128) -> Vec<Lot> {
+        self.take_of(amount, |_| true)
+    }
+
+    /// The same of minted ones alone.
+    pub fn take_minted(&mut self, amount: u128) -> Vec<Lot> {
+        self.take_of(amount, |lot| lot.origin == Origin::Minted)
+    }
+
+    fn take_of(&mut self, mut amount: u128, is_wanted: impl Fn(&Lot) -> bool) -> Vec<Lot> {
         let mut taken = Vec::new();
         while amount > 0 {
-            let Some(first) = self.0.front_mut() else { break };
+            let Some(at) = self.0.iter().position(&is_wanted) else { break };
+            let Some(first) = self.0.get_mut(at) else { break };
             let part = first.amount.min(amount);
             taken.push(Lot { amount: part, ..first.clone() });
             first.amount -= part;
             amount -= part;
             if first.amount == 0 {
-                self.0.pop_front();
+                self.0.remove(at);
             }
         }
         taken

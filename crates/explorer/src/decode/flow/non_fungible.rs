@@ -23,6 +23,8 @@ pub(super) struct NonFungible {
     away: BTreeMap<Item, Away>,
     /// Items on their way, by the resource's id.
     by_uuid: BTreeMap<u64, Item>,
+    /// Items that are said to be new.
+    minted: BTreeSet<Item>,
     moves: Vec<NftMove>,
     /// Destroyed resources of a collection that isn't named, by the resource's id: the event.
     nameless: BTreeMap<u64, u32>,
@@ -50,7 +52,8 @@ impl NonFungible {
             }
             Said::ItemDeposited { id, uuid, to } => {
                 let away = self.away.remove(&(contract.to_owned(), id));
-                let kind = if away.is_some() { NftKind::Transfer } else { NftKind::Mint };
+                // Whether it is new is known at the end: some contracts tell of a mint after the deposit.
+                let kind = if away.is_some() { NftKind::Transfer } else { NftKind::Release };
                 self.moves.push(NftMove {
                     collection: contract.to_owned(),
                     id,
@@ -60,6 +63,9 @@ impl NonFungible {
                     kind,
                     event_index,
                 });
+            }
+            Said::ItemMinted { id } => {
+                self.minted.insert((contract.to_owned(), id));
             }
             Said::SomeItemDestroyed { uuid } => {
                 let item = self.by_uuid.get(&uuid).cloned();
@@ -124,6 +130,12 @@ impl NonFungible {
             });
         }
         self.moves.sort_by_key(|one| one.event_index);
+        for one in self.moves.iter_mut().filter(|one| one.kind == NftKind::Release) {
+            // New only once: it may leave the account again and come back.
+            if self.minted.remove(&(one.collection.clone(), one.id)) {
+                one.kind = NftKind::Mint;
+            }
+        }
         self.moves
     }
 }

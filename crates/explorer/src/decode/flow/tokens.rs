@@ -25,8 +25,10 @@ use super::non_fungible::NonFungible;
 /// What became of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FtKind {
-    /// They came from no account that the transaction took them from.
+    /// They are new, as the token's contract said in the transaction.
     Mint,
+    /// They came from no account, and nobody said that they are new: out of some other resource, as a rule.
+    Release,
     /// From one account to another, or to itself.
     Transfer,
     /// They were destroyed.
@@ -37,7 +39,7 @@ pub enum FtKind {
     Fee,
 }
 
-/// A movement of fungible tokens. One of `from` and `to` is an account.
+/// A movement of fungible tokens. One of `from` and `to` is an account, but for tokens that were burnt where they belonged to none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FtMove {
     /// The contract, as `A.<address>.<name>`.
@@ -59,8 +61,10 @@ pub struct FtMove {
 /// What became of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NftKind {
-    /// It came from no account that the transaction took it from: it is new, or lay in some other resource.
+    /// It is new, as its collection's contract said in the transaction.
     Mint,
+    /// It came from no account, and nobody said that it is new: out of some other resource, or of a collection that tells of no mints.
+    Release,
     /// From one account to another, or to itself.
     Transfer,
     /// It was destroyed.
@@ -144,6 +148,10 @@ pub(super) enum Said {
     SomeItemDestroyed {
         uuid: u64,
     },
+    /// By the collection's own contract.
+    ItemMinted {
+        id: u64,
+    },
     /// In the name of the collection's own contract, or by it.
     ItemDestroyed {
         id: u64,
@@ -163,6 +171,10 @@ const DESTROYED: &str = "NFT.ResourceDestroyed";
 /// What contracts of before called theirs. They count only for an item that was taken out in the same transaction.
 const OLD_DESTRUCTIONS: [&str; 6] =
     ["Destroy", "Destroyed", "Burn", "Burned", "NFTDestroyed", "MomentDestroyed"];
+
+/// What contracts call the event by which they say that an item is new, and its field with the item's id. The standard has none.
+const MINTS: [&str; 5] = ["Mint", "Minted", "NFTMinted", "MomentMinted", "TokenMinted"];
+const MINTED_IDS: [&str; 6] = ["id", "nftID", "nftId", "momentID", "tokenID", "tokenId"];
 
 #[derive(Debug)]
 struct Read {
@@ -202,6 +214,7 @@ impl TokenMoves {
                         | Said::Fee { .. }
                         | Said::FeeReceived { .. }
                         | Said::ItemDestroyed { .. }
+                        | Said::ItemMinted { .. }
                 );
             if !is_repeated {
                 fungible.hear(index, &contract, &said);
@@ -231,7 +244,8 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
         "TokensWithdrawn" | "TokensDeposited" | "TokensMinted" | "TokensBurned" | "Withdraw" | "Deposit"
     );
     let is_destruction = name.event == DESTROYED || OLD_DESTRUCTIONS.contains(&name.event);
-    if !standard && !is_old && !is_fee && !is_destruction {
+    let is_item_mint = MINTS.contains(&name.event);
+    if !standard && !is_old && !is_fee && !is_destruction && !is_item_mint {
         return Ok(None);
     }
     let fields = CdcValue::parse_event(&event.payload).map_err(|error| error.to_string())?;
@@ -265,6 +279,10 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
         _ if is_destruction => match number(&fields, "id") {
             Ok(id) => Said::ItemDestroyed { id, uuid: number(&fields, "uuid").ok() },
             Err(_) => return Ok(None),
+        },
+        _ if is_item_mint => match MINTED_IDS.iter().find_map(|name| number(&fields, name).ok()) {
+            Some(id) => Said::ItemMinted { id },
+            None => return Ok(None),
         },
         _ if is_fee => Said::Fee { amount: amount(&fields)? },
         (_, _, "TokensDeposited") if name.is(accounts.flow_fees, "FlowFees", "TokensDeposited") => {
