@@ -59,7 +59,7 @@ fn movements_go_to_the_table_of_their_kind_and_fees_to_their_own() {
     let tables = map_all(&flow_block(5, &[with(events), system(vec![])]));
     assert_eq!(
         transfers(&tables, "ft_transfers"),
-        [(shown(1), shown(2), "500".into(), false, false), (nobody(), shown(3), "7".into(), true, false),]
+        [(shown(1), shown(2), "500".into(), false, false), (nobody(), shown(3), "7".into(), false, false),]
     );
     assert_eq!(transfers(&tables, "nft_transfers"), [(shown(1), shown(2), "4".into(), false, false)]);
     let fees = transfers(&tables, "fee_transfers");
@@ -112,7 +112,7 @@ fn an_nft_is_never_promoted_to_a_fungible_token() {
         txs.push(with(events));
     }
     let tables = map_all(&flow_block(5, &txs));
-    assert_eq!(transfers(&tables, "ft_transfers"), [(nobody(), shown(2), "9".into(), true, false)]);
+    assert_eq!(transfers(&tables, "ft_transfers"), [(nobody(), shown(2), "9".into(), false, false)]);
     let ids: Vec<String> = transfers(&tables, "nft_transfers").into_iter().map(|row| row.2).collect();
     assert_eq!(ids, ["7", "7", "9"]);
 }
@@ -471,32 +471,23 @@ fn recorded_events_are_rows() {
 }
 
 #[test]
-fn a_recorded_evm_transaction_is_what_its_explorer_shows() {
-    let (Some(events), Some(listed)) = (fixture("events.jsoncdc.json"), fixture("findapi-evm-tx.json"))
-    else {
-        return;
-    };
+fn a_recorded_evm_event_is_read_and_its_payload_has_the_hash_that_it_names() {
+    let Some(events) = fixture("events.jsoncdc.json") else { return };
     let events = events.as_array().unwrap();
     let event =
         events.iter().find(|event| event["type"].as_str().unwrap().contains("EVM.TransactionExecuted"));
     let name = event.unwrap()["type"].as_str().unwrap().split(' ').next().unwrap().to_owned();
     let event = (name, event.unwrap()["payload"].as_str().unwrap().to_owned());
-    let tables = map_on(Network::Mainnet, names::EVM_WORKER, &flow_block(5, &[with(vec![event])])).0;
-    let told = |of| told(&tables, "evm_transactions", of).remove(0);
-    let hash = told("transaction_id");
-    let listed = listed["data"].as_array().unwrap();
-    // The list shows a page: the transaction may stand on another one. Its block is there.
-    if let Some(shown) = listed.iter().find(|row| row["hash"] == hash.as_str()) {
-        assert_eq!(told("gas_used"), shown["gas_used"].as_str().unwrap());
-        assert_eq!(told("value"), shown["value"].as_str().unwrap());
-        assert_eq!(told("to_address"), shown["to"].as_str().unwrap());
-        assert_eq!(told("from_address"), shown["from"].as_str().unwrap());
-        assert_eq!(told("transaction_index"), shown["position"].to_string());
-    }
+    let block = flow_block(5, &[with(vec![event])]);
+    let (tables, malformed) = map_on(Network::Mainnet, names::EVM_WORKER, &block);
+    assert_eq!(malformed, [], "a payload of another hash is reported");
+    let told = |of| flow::told(&tables, "evm_transactions", of).remove(0);
+    assert_eq!(told("transaction_id"), "b055748f36d6bbe99a7ab5e45202b5c095ceda985dec0cc2a8747fd88c80c8c9");
+    assert_eq!(["transaction_index", "gas_used", "tx_type", "status"].map(told), ["0", "21000", "255", "ok"]);
+    assert_eq!(told("from_address"), "0000000000000000000000010000000000000000");
+    assert!(told("to_address").starts_with("000000000000000000000002"), "an account that Cadence owns");
     let executions = |of| flow::told(&tables, "evm_executions", of).remove(0);
-    let evm_height: u64 = executions("evm_height").parse().unwrap();
-    assert!(listed.iter().any(|row| row["block_number"] == evm_height));
-    assert_eq!(executions("error_code"), "0");
+    assert_eq!(["evm_height", "error_code", "direct_call"].map(executions), ["55215387", "0", "deposit"]);
 }
 
 #[test]
@@ -592,6 +583,27 @@ fn f05_an_evm_block_without_all_its_transactions_is_reported() {
     let (tables, malformed) = map(names::EVM_WORKER, &flow_block(5, &[with(vec![(name, other)])]));
     assert!(malformed[0].message.contains("its payload has the hash"));
     assert_eq!(told(&tables, "evm_transactions", "transaction_id"), [hex::encode(calls[1].hash())]);
+}
+
+#[test]
+fn f05_an_evm_block_of_other_transactions_of_the_same_gas_is_reported() {
+    let calls = [Direct::call(0), Direct::call(1), Direct::call(2)];
+    let block = |closed| {
+        let executed = vec![evm_executed(8, 0, &calls[0], &[], 0), evm_executed(8, 1, &calls[1], &[], 0)];
+        map(names::EVM_WORKER, &flow_block(5, &[with(executed), system(vec![closed])]))
+    };
+    let hashes = [0, 1, 2].map(|at: usize| calls[at].hash());
+    let (tables, malformed) = block(evm_closed_over(8, &hashes[..2]));
+    assert_eq!((malformed, tables["evm_blocks"].len()), (vec![], 1));
+    for other in [[hashes[0], hashes[2]], [hashes[1], hashes[0]]] {
+        let (tables, malformed) = block(evm_closed_over(8, &other));
+        assert_eq!(malformed.len(), 1);
+        assert!(malformed[0].message.contains("root"), "{}", malformed[0].message);
+        assert_eq!((tables["evm_transactions"].len(), tables["evm_blocks"].len()), (2, 1));
+    }
+    let (_, malformed) =
+        map(names::EVM_WORKER, &flow_block(5, &[with(vec![]), system(vec![evm_closed_over(8, &[])])]));
+    assert_eq!(malformed, [], "a block without any");
 }
 
 #[test]

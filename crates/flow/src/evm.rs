@@ -235,6 +235,11 @@ impl EvmBlock {
     }
 }
 
+/// The root that an EVM block's event has of its transactions' hashes, in order: of a trie as Ethereum's, but with hashes for transactions.
+pub fn transaction_hash_root(hashes: &[B256]) -> B256 {
+    alloy_trie::root::ordered_trie_root_with_encoder(hashes, |hash, out| out.extend_from_slice(&hash.0))
+}
+
 /// Reads the RLP list of logs; nothing where there are none.
 pub fn logs(bytes: &[u8]) -> Result<Vec<Log>, FlowError> {
     if bytes.is_empty() {

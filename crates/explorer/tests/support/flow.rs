@@ -5,7 +5,7 @@ use alloy_rlp::{Encodable, Header};
 use bytes::Bytes;
 use cairn_core::{RawBlock, StoredBlock};
 use cairn_explorer::processors::{Settings, flow_catalog, flow_processors};
-use cairn_flow::evm::{DIRECT_CALL, decode_payload};
+use cairn_flow::evm::{DIRECT_CALL, decode_payload, transaction_hash_root};
 use cairn_flow::id::transaction_id;
 use cairn_flow::proto::{
     Block, CollectionGuarantee, Event, ProposalKey, Timestamp, Transaction, TransactionResult,
@@ -498,21 +498,28 @@ pub fn evm_hash(evm_height: u64) -> B256 {
     keccak256(format!("evm/{evm_height}"))
 }
 
-/// An EVM block that is closed with so many transactions.
+/// An EVM block that is closed with so many transactions, of whose hashes it has no root.
 pub fn evm_closed(evm_height: u64, transactions: u64) -> (String, String) {
-    event(
-        &format!("{EVM}.BlockExecuted"),
-        &[
-            ("height", value("UInt64", evm_height.to_string())),
-            ("hash", byte_list(evm_hash(evm_height).as_slice())),
-            ("timestamp", value("UInt64", "1770000000")),
-            ("totalSupply", value("Int", "0")),
-            ("totalGasUsed", value("UInt64", (21_000 * transactions).to_string())),
-            ("parentHash", byte_list(evm_hash(evm_height - 1).as_slice())),
-            ("receiptRoot", byte_list(&[0; 32])),
-            ("transactionHashRoot", byte_list(&[0; 32])),
-        ],
-    )
+    event(&format!("{EVM}.BlockExecuted"), &evm_block(evm_height, transactions))
+}
+
+/// An EVM block that is closed with the transactions of these hashes.
+pub fn evm_closed_over(evm_height: u64, hashes: &[B256]) -> (String, String) {
+    let mut fields = evm_block(evm_height, hashes.len() as u64);
+    fields.push(("transactionHashRoot", byte_list(transaction_hash_root(hashes).as_slice())));
+    event(&format!("{EVM}.BlockExecuted"), &fields)
+}
+
+fn evm_block(evm_height: u64, transactions: u64) -> Vec<(&'static str, Json)> {
+    vec![
+        ("height", value("UInt64", evm_height.to_string())),
+        ("hash", byte_list(evm_hash(evm_height).as_slice())),
+        ("timestamp", value("UInt64", "1770000000")),
+        ("totalSupply", value("Int", "0")),
+        ("totalGasUsed", value("UInt64", (21_000 * transactions).to_string())),
+        ("parentHash", byte_list(evm_hash(evm_height - 1).as_slice())),
+        ("receiptRoot", byte_list(&[0; 32])),
+    ]
 }
 
 /// A recorded file; `None`, with a word on where to get it, where it isn't on this machine (a failure in CI).

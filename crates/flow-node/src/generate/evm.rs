@@ -419,8 +419,7 @@ impl BlockBuilder<'_> {
         }
         let parent = self.counters.evm_hash;
         self.counters.evm_height += 1;
-        let hashes: Vec<u8> = self.evm.hashes.iter().flat_map(|hash| hash.0).collect();
-        let root = keccak256(&hashes);
+        let root = cairn_flow::evm::transaction_hash_root(&self.evm.hashes);
         let height = self.counters.evm_height;
         self.counters.evm_hash =
             keccak256([parent.as_slice(), root.as_slice(), &height.to_be_bytes()].concat());

@@ -5,7 +5,8 @@
 //! runs over its EVM block; where the block began in an earlier Flow block the logs before aren't known here, which is reported, and the
 //! index runs from the first that is here.
 //!
-//! A block that is closed must have in this Flow block all transactions that it counts gas of (F05): what is missing is reported.
+//! A block that is closed must have in this Flow block all transactions that it counts gas of, and those whose hashes its root is of (F05):
+//! what is missing, or isn't the same, is reported. Neither can be said of a block whose first transactions stand in an earlier Flow block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use alloy_primitives::{B256, U256};
 use bytes::Bytes;
 use cairn_core::{Parts, StoredBlock, TxStatus};
 use cairn_flow::cdc::CdcValue;
-use cairn_flow::evm::{DIRECT_CALL, DirectKind, EvmBlock, EvmTransaction, Executed};
+use cairn_flow::evm::{DIRECT_CALL, DirectKind, EvmBlock, EvmTransaction, Executed, transaction_hash_root};
 use cairn_flow::{DecodedEvent, DecodedTx, EventType, FlowError};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
@@ -31,7 +32,7 @@ use crate::tables::{INLINE_MAX_BYTES, opt, status_name};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: EVM_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[],
     tables: &[&EVM_TRANSACTIONS, &EVM_LOGS, &EVM_EXECUTIONS, &EVM_BLOCKS],
 };
@@ -96,6 +97,8 @@ struct Open {
     first_index: u64,
     /// Transactions that are here.
     transactions: u64,
+    /// Their hashes, in order.
+    hashes: Vec<B256>,
     /// Their gas.
     gas_used: u64,
     /// Their logs.
@@ -147,6 +150,7 @@ impl InBlock<'_> {
         }
         let first_log = open.logs;
         open.transactions += 1;
+        open.hashes.push(executed.hash);
         open.gas_used = open.gas_used.saturating_add(executed.gas_used);
         open.logs += executed.logs.len() as u64;
         let cumulative = open.gas_used;
@@ -190,6 +194,15 @@ impl InBlock<'_> {
             let message = format!(
                 "EVM block {} used {} gas, its {} transactions in this Flow block {}: some are missing",
                 closed.height, closed.gas_used, open.transactions, open.gas_used
+            );
+            out.malformed(super::malformed_event(tx, event, message));
+        } else if open.first_index == 0
+            && let Some(root) = closed.transaction_hash_root
+            && transaction_hash_root(&open.hashes) != root
+        {
+            let message = format!(
+                "EVM block {} has the root {root} of its transactions' hashes, the {} in this Flow block have another",
+                closed.height, open.transactions
             );
             out.malformed(super::malformed_event(tx, event, message));
         }
