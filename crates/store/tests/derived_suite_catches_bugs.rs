@@ -102,6 +102,7 @@ bugs!(
     MessagesAreNotCut,
     ResolvingDoesNothing,
     ClosedErrorsAreListed,
+    ClosedErrorsStayClosed,
     ForgettingDoesNothing,
 );
 
@@ -605,7 +606,14 @@ impl ErrorLog for BuggyLog {
                 error.transaction_id.push_str(&" ".repeat(n));
             }
         }
-        self.inner.record(&errors).await
+        let all = ErrorFilter { resolved: true, limit: usize::MAX, ..ErrorFilter::default() };
+        let before = self.inner.list(&all).await?;
+        let new = self.inner.record(&errors).await?;
+        if self.bug == Bug::ClosedErrorsStayClosed {
+            let closed = before.iter().filter(|logged| logged.resolved).map(|logged| logged.id);
+            self.inner.resolve(&closed.collect::<Vec<_>>()).await?;
+        }
+        Ok(new)
     }
 
     async fn list(&self, filter: &ErrorFilter) -> Result<Vec<LoggedError>> {

@@ -16,7 +16,8 @@ fn insert(conn: &Connection, error: &NewError, now_ms: i64) -> Result<usize> {
     conn.prepare_cached(
         "INSERT INTO indexing_errors (worker_name, block_height, block_id, transaction_id, error_hash, severity, \
          error_message, raw_data, raw_ref, created_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) \
-         ON CONFLICT (worker_name, block_height, transaction_id, error_hash, block_id) DO NOTHING",
+         ON CONFLICT (worker_name, block_height, transaction_id, error_hash, block_id) \
+         DO UPDATE SET resolved = 0, resolved_at = NULL WHERE resolved <> 0",
     )
     .and_then(|mut statement| {
         statement.execute(params![

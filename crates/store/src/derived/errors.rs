@@ -76,7 +76,7 @@ pub struct LoggedError {
     pub error: NewError,
     /// See [`NewError::error_hash`].
     pub error_hash: String,
-    /// An operator, or a run that went well, closed it.
+    /// An operator closed it, and it hasn't happened since.
     pub resolved: bool,
     /// When it was reported, by the store's clock, in milliseconds since 1970.
     pub created_at_ms: u64,
@@ -100,7 +100,8 @@ pub struct ErrorFilter {
 /// The log. It lives in the raw database; raw ingestion never waits for it.
 #[async_trait]
 pub trait ErrorLog: Send + Sync {
-    /// Records errors; one that is there already (same service, height, block, transaction and hash) is left as it is. Returns how many were new.
+    /// Records errors, each once. One that is there already (same service, height, block, transaction and hash) is left as it is where it is open;
+    /// where it was closed it opens again, since it still happens. Returns how many were new or opened again.
     async fn record(&self, errors: &[NewError]) -> Result<u64>;
 
     /// Errors by number.

@@ -1,5 +1,6 @@
 //! The error log, `raw.indexing_errors`: what could not be indexed, once each. It locks nothing that raw ingestion waits for.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -30,20 +31,22 @@ struct Columns {
 }
 
 impl Columns {
-    /// In key order, so that two that record the same errors don't wait for each other in a circle (P02).
+    /// In key order, so that two that record the same errors don't wait for each other in a circle (P02); each once, since PostgreSQL refuses a
+    /// statement that would update a row twice.
     fn of(errors: &[NewError]) -> Self {
-        let mut sorted: Vec<(&NewError, String)> =
-            errors.iter().map(|error| (error, error.error_hash())).collect();
-        sorted.sort_by(|(a, a_hash), (b, b_hash)| {
-            let key = |error: &NewError| (error.service.clone(), error.height, error.transaction_id.clone());
-            key(a).cmp(&key(b)).then_with(|| (a_hash, a.block_id).cmp(&(b_hash, b.block_id)))
-        });
+        let mut sorted = BTreeMap::new();
+        for error in errors {
+            let service = without_nul(&error.service).into_owned();
+            let transaction_id = without_nul(&error.transaction_id).into_owned();
+            let key = (service, error.height, transaction_id, error.error_hash(), error.block_id);
+            sorted.entry(key).or_insert(error);
+        }
         let mut columns = Columns::default();
-        for (error, hash) in sorted {
-            columns.services.push(without_nul(&error.service).into_owned());
-            columns.heights.push(sql(error.height));
-            columns.block_ids.push(error.block_id.0.to_vec());
-            columns.transaction_ids.push(without_nul(&error.transaction_id).into_owned());
+        for ((service, height, transaction_id, hash, block_id), error) in sorted {
+            columns.services.push(service);
+            columns.heights.push(sql(height));
+            columns.block_ids.push(block_id.0.to_vec());
+            columns.transaction_ids.push(transaction_id);
             columns.hashes.push(hash);
             columns.severities.push(error.severity.as_str());
             columns.messages.push(cut(&without_nul(&error.message)).to_owned());
@@ -79,7 +82,9 @@ impl ErrorLog for PgRawStore {
                         "INSERT INTO raw.indexing_errors (worker_name, block_height, block_id, transaction_id, error_hash, \
                          severity, error_message, raw_data, raw_ref) \
                          SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::text[], $6::text[], \
-                         $7::text[], $8::bytea[], $9::text[]) ON CONFLICT DO NOTHING",
+                         $7::text[], $8::bytea[], $9::text[]) \
+                         ON CONFLICT (worker_name, block_height, transaction_id, error_hash, block_id) \
+                         DO UPDATE SET resolved = FALSE, resolved_at = NULL WHERE indexing_errors.resolved",
                         &[
                             &rows.services,
                             &rows.heights,

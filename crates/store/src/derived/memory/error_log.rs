@@ -1,6 +1,6 @@
 //! The error log in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,7 +32,7 @@ type Identity = (String, Height, BlockId, String, String);
 #[derive(Default)]
 struct Log {
     by_id: BTreeMap<u64, LoggedError>,
-    known: BTreeSet<Identity>,
+    known: BTreeMap<Identity, u64>,
     last_id: u64,
 }
 
@@ -84,11 +84,16 @@ impl ErrorLog for MemoryErrorLog {
             let mut new = 0;
             for error in errors {
                 let error_hash = error.error_hash();
-                if !log.known.insert(identity(error, error_hash.clone())) {
+                if let Some(id) = log.known.get(&identity(error, error_hash.clone())) {
+                    if let Some(logged) = log.by_id.get_mut(id).filter(|logged| logged.resolved) {
+                        logged.resolved = false;
+                        new += 1;
+                    }
                     continue;
                 }
                 new += 1;
                 log.last_id += 1;
+                log.known.insert(identity(error, error_hash.clone()), log.last_id);
                 let mut error = error.clone();
                 error.message = shortened(&error.message, MAX_MESSAGE_BYTES);
                 error.raw_data.truncate(MAX_RAW_DATA_BYTES);

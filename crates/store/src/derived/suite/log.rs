@@ -18,6 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
         what_is_too_long_is_cut,
         errors_are_listed_by_number,
         errors_are_closed,
+        a_closed_error_that_happens_again_is_open,
         errors_go_with_their_blocks,
     )
 }
@@ -140,9 +141,25 @@ async fn errors_are_closed(factory: Arc<dyn DerivedFactory>) -> CaseResult {
     let open = log.list(&ErrorFilter { resolved: false, ..every() }).await?;
     same("the open ones", open.iter().map(|logged| logged.id).collect::<Vec<_>>(), vec![ids[0], ids[2]])?;
     let all: Vec<bool> = log.list(&every()).await?.iter().map(|logged| logged.resolved).collect();
-    same("all", all, vec![false, true, false, true])?;
-    same("a closed one recorded again", log.record(&errors).await?, 0)?;
-    same("how many are open then", log.count_unresolved().await?, 2)
+    same("all", all, vec![false, true, false, true])
+}
+
+async fn a_closed_error_that_happens_again_is_open(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (subject, Some(log)) = log_of(&factory).await? else { return Ok(()) };
+    let errors: Vec<NewError> = (0..3).map(|n| error(n, "odd")).collect();
+    log.record(&errors).await?;
+    let before = log.list(&every()).await?;
+    log.resolve(&[before[0].id, before[1].id]).await?;
+    subject.clock.advance_ms(9);
+    // Twice in one batch opens it once.
+    let again = [errors[1].clone(), errors[2].clone(), errors[1].clone()];
+    same("recorded again", log.record(&again).await?, 1)?;
+    same("recorded once more", log.record(&again).await?, 0)?;
+    same("how many are open", log.count_unresolved().await?, 2)?;
+    let mut expected = before.clone();
+    expected[0].resolved = true;
+    same("the log", log.list(&every()).await?, expected)?;
+    same("closed again", log.resolve(&[before[1].id]).await?, 1)
 }
 
 async fn errors_go_with_their_blocks(factory: Arc<dyn DerivedFactory>) -> CaseResult {
