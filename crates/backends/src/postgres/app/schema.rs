@@ -11,6 +11,7 @@ use super::Shared;
 use super::tables::{PgTable, quoted};
 use crate::postgres::error::db;
 use crate::postgres::migrate::{self, Migration};
+use crate::postgres::server::demand_server;
 use crate::postgres::{Isolation, PgConn};
 
 /// What every app store has.
@@ -32,6 +33,7 @@ pub(super) async fn open(shared: &Shared) -> Result<()> {
         return demand_all(shared).await;
     }
     let mut conn = shared.write.get().await?;
+    demand_server(&conn).await?;
     migrate::migrate(&mut conn, "app", MIGRATIONS).await?;
     forbid_overlap(&mut conn, shared.options.use_extensions).await?;
     conn.begin(Isolation::ReadCommitted).await?;
@@ -50,6 +52,7 @@ pub(super) async fn open(shared: &Shared) -> Result<()> {
 /// Demands that everything is there, without changing it: for those who only read.
 async fn demand_all(shared: &Shared) -> Result<()> {
     let conn = shared.read.get().await?;
+    demand_server(&conn).await?;
     migrate::demand_current(&conn, "app", MIGRATIONS).await?;
     let defined = definitions(&conn, shared).await?;
     for table in shared.tables.iter() {

@@ -48,7 +48,7 @@ use cairn_core::Clock;
 use cairn_store::memory::CommitHook;
 use cairn_store::{PayloadStore, RawReader, RawSnapshot, Result, StoreError};
 
-use super::error::db;
+use super::server::demand_server;
 use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, migrate};
 
 pub use options::{PartitionSizes, PgRawOptions};
@@ -58,9 +58,6 @@ pub use tx::StatementHook;
 
 use snapshot::PgSnapshot;
 use view::View;
-
-/// The oldest server that is used: its number, and its name.
-const MIN_SERVER: (i32, &str) = (150_000, "15");
 
 /// A raw store in a PostgreSQL database. Clones are handles on the same open store.
 #[derive(Clone)]
@@ -236,18 +233,6 @@ impl Shared {
             conn.query_one("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]).await?;
         head::get_u64(&row, 0)
     }
-}
-
-async fn demand_server(conn: &PgConn) -> Result<()> {
-    let row = conn.query_one("SELECT current_setting('server_version_num')::int, version()", &[]).await?;
-    let (found, name): (i32, String) = (row.try_get(0).map_err(db)?, row.try_get(1).map_err(db)?);
-    if found < MIN_SERVER.0 {
-        return Err(StoreError::Database(format!(
-            "PostgreSQL {} or newer is needed, this is {name}",
-            MIN_SERVER.1
-        )));
-    }
-    Ok(())
 }
 
 /// Runs `work` on a thread that may block.

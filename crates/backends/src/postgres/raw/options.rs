@@ -45,6 +45,23 @@ impl PartitionSizes {
         }
     }
 
+    /// The tables that have partitions.
+    pub const TABLES: [&str; 5] = ["blocks", "transactions", "events", "execution_results", "collections"];
+
+    /// Another size for one table; whether there is such a table.
+    pub fn set(&mut self, table: &str, heights: u64) -> bool {
+        let size = match table {
+            "blocks" => &mut self.blocks_heights,
+            "transactions" => &mut self.transactions_heights,
+            "events" => &mut self.events_heights,
+            "execution_results" => &mut self.execution_results_heights,
+            "collections" => &mut self.collections_heights,
+            _ => return false,
+        };
+        *size = heights;
+        true
+    }
+
     pub(super) fn tables(&self) -> Vec<PartitionedTable> {
         let table = |table, heights, storage, secondary, when_full| PartitionedTable {
             schema: super::schema::SCHEMA,
