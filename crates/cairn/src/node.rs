@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use cairn_core::BlockRef;
+use cairn_explorer::processors::evm::contract_code::MAX_CODE_BYTES;
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_pipeline::derive::processor::AskError;
 use serde::Deserialize;
@@ -14,8 +15,8 @@ use crate::config::hide_url;
 
 /// How long one question may take.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// The longest answer, in bytes of JSON: twice the longest code, as hex, and room.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// The longest answer, in bytes of JSON: code of twice the longest that is kept, as hex; so code that is too long is known as such.
+const MAX_ANSWER_BYTES: usize = 2 * (2 * MAX_CODE_BYTES);
 /// Error codes by which nodes say that a call reverted or can't be run, rather than that the node is in trouble.
 const REVERTED_CODES: [i64; 3] = [3, -32_015, -32_016];
 
@@ -124,5 +125,40 @@ impl ContractNode for HttpContractNode {
             None => self.bytes("eth_getCode", answer.result),
             Some(error) => Err(self.trouble(format!("eth_getCode: {} ({})", error.message, error.code))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::Address;
+    use cairn_core::{BlockId, Height};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// What is said of a contract whose code has so many bytes.
+    async fn code_of(len: usize) -> Result<Bytes, AskError> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listens");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("accepts");
+            let _ = stream.read(&mut [0; 4_096]).await;
+            let body = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"0x{}"}}"#, "60".repeat(len));
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            // Whoever has read enough hangs up.
+            let _ = stream.write_all((head + &body).as_bytes()).await;
+        });
+        let node = HttpContractNode::new(&url).expect("a client");
+        node.code(Address::ZERO, BlockRef { height: Height(1), id: BlockId([1; 32]) }).await
+    }
+
+    #[tokio::test]
+    async fn code_that_is_too_long_to_keep_is_still_read() {
+        for len in [2, MAX_CODE_BYTES, MAX_CODE_BYTES + 1] {
+            assert_eq!(code_of(len).await.expect("is read").len(), len);
+        }
+        let error = code_of(3 * MAX_CODE_BYTES).await.expect_err("no end to it");
+        assert!(!error.transient && error.message.contains("more than"), "{}", error.message);
     }
 }
