@@ -34,6 +34,8 @@ pub enum ReadyState {
     LaggingSeconds,
     /// Ingest stopped and wants a person.
     Halted,
+    /// Derived work stopped and wants a person; blocks are stored and served as ever.
+    DerivedHalted,
     /// The source is heard, and its own head hasn't moved for too long.
     ChainStalled,
 }
@@ -95,6 +97,8 @@ pub struct Observed {
     pub source_answered_at_ms: Option<u64>,
     /// Why ingest stopped and wants a person.
     pub halted: Option<String>,
+    /// Why derived work stopped and wants a person.
+    pub derived_halted: Option<String>,
 }
 
 /// What the ingester has seen, shared with whoever asks.
@@ -151,6 +155,11 @@ impl HealthState {
         self.seen().halted = Some(message.into());
     }
 
+    /// Derived work stopped and wants a person.
+    pub fn derived_halted(&self, message: impl Into<String>) {
+        self.seen().derived_halted = Some(message.into());
+    }
+
     /// Ingest goes on.
     pub fn resumed(&self) {
         self.seen().halted = None;
@@ -199,6 +208,8 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
     } else if over(tip_age_ms, limits.max_tip_age_ms) {
         let s = seconds(tip_age_ms.unwrap_or(0));
         (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
+    } else if let Some(message) = &seen.derived_halted {
+        (ReadyState::DerivedHalted, format!("derived work halted: {message}"))
     } else {
         (ReadyState::Ready, "fresh".to_owned())
     };

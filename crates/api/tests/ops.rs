@@ -82,6 +82,10 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
     assert!(report.reason.contains("1200 blocks"));
     health.resumed();
     assert_eq!(state(), ReadyState::Ready);
+    health.derived_halted("another raw store");
+    let report = health.report();
+    assert_eq!((report.state, report.ready), (ReadyState::DerivedHalted, false));
+    assert_eq!(report.reason, "derived work halted: another raw store");
 
     // Blocks come, and they are old.
     health.tip(tip(104, 0), clock.now_ms() - 400_000);

@@ -14,6 +14,7 @@ use cairn_api::{EthApi, MetricsText, OpsConfig, RpcServerConfig, ServerHandle, s
 use cairn_core::{Clock, Height, SystemClock};
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::IngestError;
+use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::{IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
@@ -139,6 +140,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         watched: working.clone(),
         app: work.as_ref().map(Work::reader),
         status: Some(board.subscribe()),
+        derived: work.as_ref().map(Work::status),
         wake,
         new_head,
         answers: job.role != Role::Ingest,
@@ -202,8 +204,16 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
     let nightly = Nightly { raw: None, reader: raw.clone(), app: Some(work.late.clone()) };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
     let app = Some(work.reader());
-    let parts =
-        Parts { reader: raw.clone(), watched: raw, app, status: None, wake, new_head, answers: false };
+    let parts = Parts {
+        reader: raw.clone(),
+        watched: raw,
+        app,
+        status: None,
+        derived: Some(work.status()),
+        wake,
+        new_head,
+        answers: false,
+    };
     let servers = Servers::start(config, parts, stop.clone()).await?;
     eprintln!(
         "deriving {}; health {ops}/readyz   metrics {ops}/metrics",
@@ -238,8 +248,16 @@ pub async fn serve(config: &Config) -> anyhow::Result<()> {
         false => None,
     };
     let (wake, new_head) = watch::channel(0);
-    let parts =
-        Parts { reader: reader.clone(), watched: reader, app, status: None, wake, new_head, answers: true };
+    let parts = Parts {
+        reader: reader.clone(),
+        watched: reader,
+        app,
+        status: None,
+        derived: None,
+        wake,
+        new_head,
+        answers: true,
+    };
     let servers = Servers::start(config, parts, stop).await?;
     match &config.raw.url {
         Some(url) => eprintln!("serving {} read only", hide_url(url)),
@@ -409,6 +427,8 @@ pub struct Parts {
     pub app: Option<Arc<dyn DerivedReader>>,
     /// The ingester's status, where there is one in this process.
     pub status: Option<watch::Receiver<IngestStatus>>,
+    /// What derived work says of itself, where it is done in this process.
+    pub derived: Option<watch::Receiver<DeriveStatus>>,
     /// Is told of each new head.
     pub wake: watch::Sender<u64>,
     /// Hears of it.
@@ -434,7 +454,7 @@ impl Servers {
         };
         let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
         let readiness: Arc<dyn Readiness> = health.clone();
-        let Parts { reader, watched, app, status, wake, new_head, answers } = parts;
+        let Parts { reader, watched, app, status, derived, wake, new_head, answers } = parts;
         let mut ops_config =
             OpsConfig { listen: serve.listen, rpc_url: rpc_url.clone(), ..OpsConfig::default() };
         if answers {
@@ -454,7 +474,7 @@ impl Servers {
             format!("can't listen on {}; choose another address with --listen", serve.listen)
         })?;
         let served = Served { rpc_url, ops_url: format!("http://{}", ops.local_addr()), answers, chain };
-        let watcher = tokio::spawn(watch_all(watched, health, wake, status, stop.clone()));
+        let watcher = tokio::spawn(watch_all(watched, health, wake, status, derived, stop.clone()));
         Ok(Servers { rpc, ops, watcher, stop, served })
     }
 
@@ -494,18 +514,37 @@ async fn watch_all(
     health: Arc<HealthState>,
     wake: watch::Sender<u64>,
     status: Option<watch::Receiver<IngestStatus>>,
+    derived: Option<watch::Receiver<DeriveStatus>>,
     stop: CancellationToken,
 ) {
     let store = cairn_api::health::watch_store(reader, health.clone(), wake, WATCH_STORE_MS, stop);
-    match status {
-        None => store.await,
-        Some(status) => {
-            tokio::select! {
-                () = store => {}
-                () = watch_ingester(&health, status) => {}
-            }
+    let ingester = async {
+        match status {
+            Some(status) => watch_ingester(&health, status).await,
+            None => std::future::pending().await,
         }
+    };
+    let deriver = async {
+        match derived {
+            Some(derived) => watch_deriver(&health, derived).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = store => {}
+        () = ingester => {}
+        () = deriver => {}
     }
+}
+
+/// Tells of a halt of derived work, which is for good.
+async fn watch_deriver(health: &HealthState, mut status: watch::Receiver<DeriveStatus>) {
+    metrics::gauge!("cairn_derived_halted").set(0.0);
+    if let Ok(status) = status.wait_for(|status| status.halted.is_some()).await {
+        metrics::gauge!("cairn_derived_halted").set(1.0);
+        health.derived_halted(status.halted.clone().unwrap_or_default());
+    }
+    std::future::pending().await
 }
 
 async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<IngestStatus>) {
