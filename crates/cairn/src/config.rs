@@ -4,12 +4,14 @@
 //! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `DB_RAW_URL`, `DB_APP_URL`,
 //! `MAX_REORG_DEPTH`, `PAYLOAD_INLINE_MAX_BYTES` and `DENORMALIZE_EVENTS` work too.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use cairn_api::RpcLimits;
 use cairn_api::rest::RestLimits;
+use cairn_backends::postgres::raw::PartitionSizes;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
@@ -99,10 +101,15 @@ pub struct DatabaseConfig {
     pub statement_timeout_ms: u64,
     /// Only keys are indexed while partitions fill; the other indexes are built on each partition when it is full.
     pub backfill: bool,
-    /// How many heights a new partition of each raw table holds; none: the sizes of the schema. Nothing in the app database, whose tables say it themselves.
+    /// How many heights a new partition of each raw table holds; none: the sizes of the schema. Refused for the app database, whose tables say it
+    /// themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition_heights: Option<u64>,
-    /// For debugging: keep a cut list of each transaction's events too. Nothing in the app database.
+    /// The same for single raw tables, by name; it wins over `partition_heights`. Refused for the app database.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub partitions: BTreeMap<String, u64>,
+    /// For debugging: keep a cut list of each transaction's events too. Refused for the app database.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub denormalize_events: bool,
 }
 
@@ -115,6 +122,7 @@ impl Default for DatabaseConfig {
             statement_timeout_ms: 30_000,
             backfill: false,
             partition_heights: None,
+            partitions: BTreeMap::new(),
             denormalize_events: false,
         }
     }
@@ -140,6 +148,8 @@ pub struct DeriveConfig {
     pub disabled: Vec<String>,
     /// Ranges are cut at multiples of this many heights.
     pub range_heights: u64,
+    /// The same for single workers, by name.
+    pub range_heights_of: BTreeMap<String, u64>,
     /// Ranges of one mapper that are worked on at once in this process.
     pub workers_per_service: usize,
     /// How long a lease lasts without a sign of life, in seconds.
@@ -166,6 +176,7 @@ impl Default for DeriveConfig {
             enabled: true,
             disabled: Vec::new(),
             range_heights: 50_000,
+            range_heights_of: BTreeMap::new(),
             workers_per_service: 2,
             lease_ttl_s: 300,
             chunk_heights: 500,
@@ -409,6 +420,23 @@ impl Config {
                 bail!("--upstream {}: expected http or https", hide_url(url));
             }
         }
+        let of_raw_alone = [
+            (self.app.partition_heights.is_some(), "partition_heights"),
+            (!self.app.partitions.is_empty(), "partitions"),
+            (self.app.denormalize_events, "denormalize_events"),
+        ];
+        if let Some((_, key)) = of_raw_alone.iter().find(|(set, _)| *set) {
+            bail!("app.{key} does nothing: it is a setting of [raw] alone");
+        }
+        for (table, heights) in &self.raw.partitions {
+            if !PartitionSizes::TABLES.contains(&table.as_str()) {
+                let known = PartitionSizes::TABLES.join(", ");
+                bail!("raw.partitions: there is no table `{table}`; there are {known}");
+            }
+            if *heights == 0 {
+                bail!("raw.partitions.{table} must be at least 1");
+            }
+        }
         for (name, database) in [("raw", &self.raw), ("app", &self.app)] {
             let Some(url) = &database.url else { continue };
             if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
@@ -451,6 +479,9 @@ impl Config {
             ("serve.limits.request_timeout_ms", self.serve.limits.request_timeout_ms),
             ("serve.limits.max_connections", self.serve.limits.max_connections as u64),
         ];
+        if let Some((worker, _)) = self.derive.range_heights_of.iter().find(|(_, heights)| **heights == 0) {
+            bail!("derive.range_heights_of.{worker} must be at least 1");
+        }
         for (name, value) in positive {
             if value == 0 {
                 bail!("{name} must be at least 1");

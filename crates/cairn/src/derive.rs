@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use cairn_core::Height;
 use cairn_explorer::decode::evm::transfers::WrappedTokens;
 use cairn_explorer::processors::Settings;
 use cairn_explorer::processors::flow::node::ScriptNode;
@@ -44,6 +45,13 @@ pub fn processors(config: &Config, scripts: Option<Arc<dyn ScriptNode>>) -> anyh
     if let Some(unknown) = disabled.iter().find(|name| !known.contains(&name.as_str())) {
         anyhow::bail!("derive.disabled: there is no worker `{unknown}`; there are {}", known.join(", "));
     }
+    if let Some(unknown) = config.derive.range_heights_of.keys().find(|name| !known.contains(&name.as_str()))
+    {
+        anyhow::bail!(
+            "derive.range_heights_of: there is no worker `{unknown}`; there are {}",
+            known.join(", ")
+        );
+    }
     processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
     Ok(processors)
 }
@@ -73,6 +81,9 @@ pub fn options(config: &Config) -> DeriveOptions {
     let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "cairn".into());
     DeriveOptions {
         range_heights: derive.range_heights,
+        range_heights_of: derive.range_heights_of.clone(),
+        // So that the last range ends there and is completed, also where that is no multiple of its size.
+        stop_exclusive: config.ingest.to.map(|to| Height(to).next()),
         workers_per_service: derive.workers_per_service,
         lease_ttl_ms: derive.lease_ttl_s.saturating_mul(1_000),
         lease_margin_ms: (derive.lease_ttl_s.saturating_mul(1_000) / 10).clamp(100, 10_000),

@@ -254,6 +254,10 @@ pub fn pg_raw_options(config: &Config, url: &str) -> PgRawOptions {
     if let Some(heights) = config.raw.partition_heights {
         options.partitions = PartitionSizes::all(heights);
     }
+    for (table, heights) in &config.raw.partitions {
+        // The configuration was checked: there is such a table.
+        options.partitions.set(table, *heights);
+    }
     options
 }
 
