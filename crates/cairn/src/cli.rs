@@ -196,6 +196,9 @@ pub enum LeasesCommand {
         /// At most so many.
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Go on after this number, the last one of a list that was cut.
+        #[arg(long, value_name = "ID", default_value_t = 0)]
+        after: u64,
     },
     /// Free a failed or dead one: its attempts count from 0 again, and it is taken next.
     Retry {
@@ -261,17 +264,28 @@ pub enum ErrorsCommand {
         /// At most so many.
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Go on after this number, the last one of a list that was cut.
+        #[arg(long, value_name = "ID", default_value_t = 0)]
+        after: u64,
     },
-    /// Close them.
+    /// Show one whole: its message, and as much as was kept of what could not be understood.
+    Show {
+        /// Its number.
+        id: u64,
+    },
+    /// Close them. One that happens again opens again.
     Resolve {
         /// Their numbers.
         #[arg(required = true)]
         ids: Vec<u64>,
     },
-    /// Make the rows of an error's height again, and close it.
+    /// Close an error and make the rows of its height again; where it happens again, it opens again.
     Retry {
         /// Its number.
         id: u64,
+        /// Do it too where the worker can't make one height again and begins anew from its first block.
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -10,3 +10,11 @@ pub fn print(text: &str) -> std::io::Result<()> {
         result => result,
     }
 }
+
+/// How a list that may have been cut goes on after `last`.
+pub fn more(last: Option<u64>, listed: usize, limit: usize) -> String {
+    match last.filter(|_| listed >= limit) {
+        Some(last) => format!("there may be more: --after {last}\n"),
+        None => String::new(),
+    }
+}

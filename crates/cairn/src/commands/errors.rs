@@ -5,55 +5,114 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::{ErrorFilter, ErrorLog, LoggedError};
+use cairn_store::derived::{ErrorFilter, ErrorLog, LoggedError, NewError};
 
 use crate::cli::{ErrorsArgs, ErrorsCommand};
 use crate::commands::reindex;
-use crate::config::{self, Overrides};
-use crate::stores::{self, Access};
+use crate::config::{self, Config, Overrides};
+use crate::output::more;
+use crate::stores::{self, Access, RawStore};
 use crate::{derive, output};
 
-/// Lists, closes or tries again.
+/// Bytes of a payload in one line.
+const DATA_LINE_BYTES: usize = 32;
+
+/// Lists, shows, closes or tries again.
 pub async fn errors(file: Option<&Path>, args: &ErrorsArgs) -> anyhow::Result<()> {
     let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
-        ErrorsCommand::List { worker, resolved, height, limit } => {
+        ErrorsCommand::List { worker, resolved, height, limit, after } => {
             let raw = stores::open_raw(&config, Access::Read).await?;
             let filter = ErrorFilter {
                 service: worker.clone(),
                 resolved: *resolved,
                 height: height.map(Height),
-                after_id: 0,
+                after_id: *after,
                 limit: *limit,
             };
             let errors = ErrorLog::list(&*raw, &filter).await?;
             let open = raw.count_unresolved().await?;
-            Ok(output::print(&table(&errors, open)?)?)
+            let more = more(errors.last().map(|logged| logged.id), errors.len(), *limit);
+            Ok(output::print(&(table(&errors, open)? + &more))?)
         }
         ErrorsCommand::Resolve { ids } => {
             let raw = stores::open_raw(&config, Access::Write).await?;
             let closed = raw.resolve(ids).await?;
             Ok(output::print(&format!("{closed} closed\n"))?)
         }
-        ErrorsCommand::Retry { id } => {
+        ErrorsCommand::Show { id } => {
+            let raw = stores::open_raw(&config, Access::Read).await?;
+            Ok(output::print(&whole(&find(&*raw, *id).await?)?)?)
+        }
+        ErrorsCommand::Retry { id, yes } => {
             let raw = stores::open_raw(&config, Access::Write).await?;
-            let filter = ErrorFilter {
-                resolved: true,
-                after_id: id.saturating_sub(1),
-                limit: 1,
-                ..ErrorFilter::default()
-            };
-            let found = ErrorLog::list(&*raw, &filter).await?.into_iter().find(|error| error.id == *id);
-            let Some(found) = found else { bail!("there is no error {id}") };
-            let app = derive::open_for_command(&config).await?;
-            let range = HeightRange::one(found.error.height);
-            let message = reindex::request(&config, &*app, &found.error.service, Some(range))
-                .await
-                .with_context(|| format!("error {id}, height {}", found.error.height))?;
-            raw.resolve(&[*id]).await?;
-            Ok(output::print(&message)?)
+            Ok(output::print(&retry(&config, &*raw, *id, *yes).await?)?)
         }
     }
+}
+
+/// Asks for an error's height again. It is closed before that, since a worker may come to the height at once, and opens it again where nothing has changed.
+async fn retry(config: &Config, raw: &dyn RawStore, id: u64, yes: bool) -> anyhow::Result<String> {
+    let found = find(raw, id).await?;
+    let NewError { service, height, .. } = &found.error;
+    let app = derive::open_for_command(config).await?;
+    let alone = reindex::takes_ranges(config, service)?;
+    if !alone && !yes {
+        bail!(
+            "{service} can't make height {height} again alone: it would begin anew from its first block. To do that: `cairn errors retry {id} --yes`"
+        );
+    }
+    raw.resolve(&[id]).await?;
+    let range = alone.then(|| HeightRange::one(*height));
+    let asked = reindex::request(config, &*app, service, range).await;
+    let message = match asked {
+        Ok(message) => message,
+        Err(error) => {
+            if !found.resolved {
+                raw.record(std::slice::from_ref(&found.error)).await?;
+            }
+            return Err(error.context(format!(
+                "error {id}, height {height}: nothing is made again, and it is as it was"
+            )));
+        }
+    };
+    Ok(format!("{message}error {id} is closed; it opens again where the worker meets it again\n"))
+}
+
+async fn find(raw: &dyn RawStore, id: u64) -> anyhow::Result<LoggedError> {
+    let filter =
+        ErrorFilter { resolved: true, after_id: id.saturating_sub(1), limit: 1, ..ErrorFilter::default() };
+    let found = ErrorLog::list(raw, &filter).await?.into_iter().find(|error| error.id == id);
+    found.with_context(|| format!("there is no error {id}; `cairn errors list --resolved` shows all"))
+}
+
+/// All that is known of one. What a stranger wrote is escaped.
+fn whole(logged: &LoggedError) -> anyhow::Result<String> {
+    let error = &logged.error;
+    let mut out = String::new();
+    writeln!(out, "id           {}", logged.id)?;
+    writeln!(out, "state        {}", if logged.resolved { "closed" } else { "open" })?;
+    writeln!(out, "severity     {}", error.severity.as_str())?;
+    writeln!(out, "worker       {}", error.service)?;
+    writeln!(out, "height       {}", error.height)?;
+    writeln!(out, "block        {}", error.block_id)?;
+    writeln!(out, "transaction  {}", error.transaction_id)?;
+    writeln!(out, "since        {} ms since 1970", logged.created_at_ms)?;
+    writeln!(out, "message      {}", error.message.escape_debug())?;
+    if let Some(raw_ref) = &error.raw_ref {
+        writeln!(out, "whole data   {}", raw_ref.escape_debug())?;
+    }
+    writeln!(out, "data         {} bytes", error.raw_data.len())?;
+    for line in error.raw_data.chunks(DATA_LINE_BYTES) {
+        writeln!(
+            out,
+            "  {:<width$}  {}",
+            hex::encode(line),
+            line.escape_ascii(),
+            width = 2 * DATA_LINE_BYTES
+        )?;
+    }
+    Ok(out)
 }
 
 fn table(errors: &[LoggedError], open: u64) -> anyhow::Result<String> {
@@ -71,7 +130,7 @@ fn table(errors: &[LoggedError], open: u64) -> anyhow::Result<String> {
             error.height,
             error.transaction_id
         )?;
-        writeln!(out, "         {}", error.message.lines().next().unwrap_or_default())?;
+        writeln!(out, "         {}", error.message.lines().next().unwrap_or_default().escape_debug())?;
     }
     writeln!(out, "{open} open")?;
     Ok(out)

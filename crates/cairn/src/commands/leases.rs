@@ -8,6 +8,7 @@ use cairn_store::derived::{LeaseFilter, LeaseStatus, WorkerLease};
 
 use crate::cli::{LeasesArgs, LeasesCommand};
 use crate::config::{self, Overrides};
+use crate::output::more;
 use crate::stores::{self, Access};
 use crate::{derive, output};
 
@@ -15,17 +16,19 @@ use crate::{derive, output};
 pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()> {
     let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
-        LeasesCommand::List { worker, status, dead, limit } => {
+        LeasesCommand::List { worker, status, dead, limit, after } => {
             let app = stores::open_app(&config, derive::catalog(&config)?, Access::Read).await?;
             let filter = LeaseFilter {
                 service: worker.clone(),
                 status: status.as_deref().and_then(LeaseStatus::parse),
                 dead: *dead,
-                after_id: 0,
+                after_id: *after,
                 limit: *limit,
             };
             let leases = app.snapshot().await?.leases(&filter).await?;
-            Ok(output::print(&table(&leases)?)?)
+            Ok(output::print(
+                &(table(&leases)? + &more(leases.last().map(|lease| lease.id), leases.len(), *limit)),
+            )?)
         }
         LeasesCommand::Retry { id } => {
             let app = derive::open_for_command(&config).await?;

@@ -40,11 +40,7 @@ pub async fn request(
     range: Option<HeightRange>,
 ) -> anyhow::Result<String> {
     let processors = derive::processors(config, None)?;
-    let find = |name: &str| processors.iter().find(|processor| processor.service().name == name);
-    let Some(processor) = find(worker) else {
-        let known: Vec<_> = processors.iter().map(|processor| processor.service().name).collect();
-        bail!("there is no worker `{worker}`; there are {}", known.join(", "));
-    };
+    let processor = find(&processors, worker)?;
     let snapshot = app.snapshot().await?;
     let checkpoint =
         snapshot.checkpoint(worker).with_context(|| format!("{worker} has never run here"))?.clone();
@@ -63,7 +59,7 @@ pub async fn request(
     if range.is_empty() {
         bail!("{worker} has derived {whole}; the range asked for lies outside of it");
     }
-    let heights = config.derive.range_heights;
+    let heights = derive::options(config).range_of(worker);
     let leases = app.request_reindex(worker, processor.service().version, range, heights).await?;
     let mut message = format!("{worker}: heights {range} are made again, in {leases} ranges\n");
     for follower in &processors {
@@ -75,6 +71,19 @@ pub async fn request(
         }
     }
     Ok(message)
+}
+
+/// Whether single ranges of a worker can be made again; else it begins anew from its first block.
+pub fn takes_ranges(config: &Config, worker: &str) -> anyhow::Result<bool> {
+    let processors = derive::processors(config, None)?;
+    Ok(matches!(find(&processors, worker)?, Processor::Mapper(_)))
+}
+
+fn find<'a>(processors: &'a [Processor], worker: &str) -> anyhow::Result<&'a Processor> {
+    processors.iter().find(|processor| processor.service().name == worker).with_context(|| {
+        let known: Vec<_> = processors.iter().map(|processor| processor.service().name).collect();
+        format!("there is no worker `{worker}`; there are {}", known.join(", "))
+    })
 }
 
 /// The first height that a worker has a lease on.
