@@ -154,6 +154,31 @@ fn items_that_are_destroyed_are_burnt_however_that_is_told() {
             (shown(1), nobody(), "6".into(), false, false),
         ]
     );
+    assert_eq!(
+        told(&tables, "nft_resources", "is_destroyed"),
+        ["true"],
+        "what names no collection isn't lost"
+    );
+}
+
+#[test]
+fn an_item_that_is_destroyed_with_its_collection_is_found_by_its_resource() {
+    let uuid = |row: &Row| get("nft_resources", row, "resource_uuid").as_amount();
+    let minted = with(vec![item_deposited(CATS, 4, Some(1)), item_deposited(CATS, 5, Some(1))]);
+    let before = map_all(&flow_block(5, &[minted]));
+    assert_eq!(told(&before, "nft_resources", "contract_name").len(), 2);
+    let gone = with(vec![item_destroyed(NFT, CATS, 5), item_destroyed(NFT, CATS, 4)]);
+    let after = map_all(&flow_block(6, &[gone]));
+    assert!(!after.contains_key("nft_transfers"), "no event names the collection");
+    for row in &after["nft_resources"] {
+        let id = get("nft_resources", row, "token_id");
+        let entered = before["nft_resources"].iter().find(|entered| uuid(entered) == uuid(row)).unwrap();
+        assert_eq!(get("nft_resources", entered, "token_id"), id);
+        let collection = get("nft_resources", row, "contract_name");
+        assert!(collection.is_null() && !get("nft_resources", entered, "contract_name").is_null());
+        assert_eq!(get("nft_resources", row, "is_destroyed"), &Value::Bool(true));
+    }
+    assert_eq!(after["nft_resources"].len(), 2);
 }
 
 #[test]

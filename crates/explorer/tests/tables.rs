@@ -119,7 +119,7 @@ fn p06_there_is_no_narrow_integer_and_positions_are_whole() {
             let expected: &[&str] = match def.name {
                 "ft_transfers" | "nft_transfers" => &["transaction_index", "event_index", "sub_index"],
                 "evm_logs" => &["log_index"],
-                "account_key_events" | "coa_accounts" | "contract_versions" => {
+                "account_key_events" | "coa_accounts" | "contract_versions" | "nft_resources" => {
                     &["transaction_index", "event_index"]
                 }
                 "smart_contracts" if index.name == "by_creator" => &["transaction_index", "address"],

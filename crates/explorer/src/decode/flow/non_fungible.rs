@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_flow::FlowAddress;
 
-use super::tokens::{NftKind, NftMove, Said};
+use super::tokens::{NftDestroyed, NftKind, NftMove, Said};
 
 /// An item: its collection and its id in it.
 type Item = (String, u64);
@@ -26,8 +26,8 @@ pub(super) struct NonFungible {
     /// Items that are said to be new.
     minted: BTreeSet<Item>,
     moves: Vec<NftMove>,
-    /// Destroyed resources of a collection that isn't named, by the resource's id: the event.
-    nameless: BTreeMap<u64, u32>,
+    /// Destroyed resources of a collection that isn't named, by the resource's id: the item's id and the event.
+    nameless: BTreeMap<u64, (Option<u64>, u32)>,
     /// Collections that were said to be those of destroyed resources.
     named: BTreeMap<u64, Item>,
     /// Resources whose destruction is told.
@@ -67,10 +67,10 @@ impl NonFungible {
             Said::ItemMinted { id } => {
                 self.minted.insert((contract.to_owned(), id));
             }
-            Said::SomeItemDestroyed { uuid } => {
+            Said::SomeItemDestroyed { uuid, id } => {
                 let item = self.by_uuid.get(&uuid).cloned();
                 if !item.is_some_and(|item| self.destroyed(item, Some(uuid), event_index)) {
-                    self.nameless.insert(uuid, event_index);
+                    self.nameless.insert(uuid, (id, event_index));
                 }
             }
             Said::ItemDestroyed { id, uuid } => {
@@ -108,17 +108,21 @@ impl NonFungible {
     }
 
     /// All movements, by event; what is still on its way left its account, and what was destroyed where it belonged to none is burnt all the
-    /// same.
-    pub fn end(mut self) -> Vec<NftMove> {
+    /// same. Beside them what was destroyed without a word on its collection.
+    pub fn end(mut self) -> (Vec<NftMove>, Vec<NftDestroyed>) {
+        let mut unnamed = Vec::new();
         for (item, away) in std::mem::take(&mut self.away) {
             self.left(item, away);
         }
-        for (uuid, event_index) in std::mem::take(&mut self.nameless) {
+        for (uuid, (id, event_index)) in std::mem::take(&mut self.nameless) {
             if self.burnt.contains(&uuid) {
                 continue;
             }
             let named = self.named.remove(&uuid).or_else(|| self.by_uuid.remove(&uuid));
-            let Some((collection, id)) = named else { continue };
+            let Some((collection, id)) = named else {
+                unnamed.push(NftDestroyed { uuid, id, event_index });
+                continue;
+            };
             self.moves.push(NftMove {
                 collection,
                 id,
@@ -136,6 +140,7 @@ impl NonFungible {
                 one.kind = NftKind::Mint;
             }
         }
-        self.moves
+        unnamed.sort_by_key(|one| one.event_index);
+        (self.moves, unnamed)
     }
 }

@@ -92,6 +92,18 @@ pub struct NftMove {
     pub event_index: u32,
 }
 
+/// An item was destroyed whose collection the transaction doesn't name: it lay in a collection that was destroyed with it, or in some other
+/// resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NftDestroyed {
+    /// The resource's id.
+    pub uuid: u64,
+    /// The item's id in its collection, where the event says it.
+    pub id: Option<u64>,
+    /// The event's index.
+    pub event_index: u32,
+}
+
 /// A token event that can't be read. It is kept raw; the others of its transaction count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MalformedEvent {
@@ -110,6 +122,8 @@ pub struct TokenMoves {
     pub fungible: Vec<FtMove>,
     /// Of non-fungible tokens, by event.
     pub non_fungible: Vec<NftMove>,
+    /// Items of unnamed collections that were destroyed, by event.
+    pub destroyed: Vec<NftDestroyed>,
     /// What could not be read.
     pub malformed: Vec<MalformedEvent>,
 }
@@ -147,6 +161,7 @@ pub(super) enum Said {
     /// The chain itself says so in the name of the standard: of any collection, which it doesn't name.
     SomeItemDestroyed {
         uuid: u64,
+        id: Option<u64>,
     },
     /// By the collection's own contract.
     ItemMinted {
@@ -224,7 +239,7 @@ impl TokenMoves {
         let accounts = network.accounts();
         let flow = format!("A.{}.FlowToken", accounts.flow_token.bare());
         moves.fungible = fungible.end(&flow);
-        moves.non_fungible = non_fungible.end();
+        (moves.non_fungible, moves.destroyed) = non_fungible.end();
         moves
     }
 }
@@ -273,7 +288,9 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
             uuid: Some(number(&fields, "uuid")?),
             to: account(&fields, "to")?,
         },
-        (true, "NonFungibleToken", DESTROYED) => Said::SomeItemDestroyed { uuid: number(&fields, "uuid")? },
+        (true, "NonFungibleToken", DESTROYED) => {
+            Said::SomeItemDestroyed { uuid: number(&fields, "uuid")?, id: number(&fields, "id").ok() }
+        }
         (true, ..) => return Ok(None),
         // Any contract's, whatever its fields: only what is shaped like the standard's is an item's.
         _ if is_destruction => match number(&fields, "id") {

@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use cairn_core::StoredBlock;
 use cairn_flow::{DecodedTx, FlowAddress};
-use cairn_store::derived::U256;
+use cairn_store::derived::{Row, U256, Value};
 
-use crate::decode::flow::{FEE_KIND, FT_KIND, FtKind, FtMove, NFT_KIND, NftKind, NftMove};
+use crate::decode::flow::{FEE_KIND, FT_KIND, FtKind, FtMove, NFT_KIND, NftDestroyed, NftKind, NftMove};
+use crate::tables::opt;
 use crate::tables::transfers::{EventPlace, FtTransfer, NftTransfer, Parties};
 
 /// The account and the name of a contract, from `A.<address>.<name>`.
@@ -80,4 +81,45 @@ pub(super) fn nft_row(
         amount: U256::from(1),
         kind: NFT_KIND.to_owned(),
     })
+}
+
+/// The row of `nft_resources` of an item that came into a collection out of none; `None` where it didn't, or its resource's id isn't said.
+pub(super) fn entered_row(block: &StoredBlock, index: u32, tx: &DecodedTx, moved: &NftMove) -> Option<Row> {
+    let uuid = moved.uuid.filter(|_| matches!(moved.kind, NftKind::Mint | NftKind::Release))?;
+    let of = contract(&moved.collection)?;
+    Some(resource_row(block, index, tx, moved.event_index, uuid, Some(of), Some(moved.id)))
+}
+
+/// The row of `nft_resources` of an item that was destroyed, of a collection that isn't named.
+pub(super) fn destroyed_row(
+    block: &StoredBlock,
+    index: u32,
+    tx: &DecodedTx,
+    destroyed: &NftDestroyed,
+) -> Row {
+    resource_row(block, index, tx, destroyed.event_index, destroyed.uuid, None, destroyed.id)
+}
+
+/// One without a collection is destroyed.
+fn resource_row(
+    block: &StoredBlock,
+    index: u32,
+    tx: &DecodedTx,
+    event_index: u32,
+    uuid: u64,
+    collection: Option<(FlowAddress, &str)>,
+    id: Option<u64>,
+) -> Row {
+    Row(vec![
+        Value::height(block.facts.height),
+        Value::Bytes(super::id(tx)),
+        Value::uint(event_index.into()),
+        Value::uint(index.into()),
+        Value::uint(block.facts.timestamp_ms),
+        Value::Amount(U256::from(uuid)),
+        opt(collection, |(address, _)| Value::Bytes(super::bytes(address))),
+        opt(collection, |(_, name)| Value::text(name)),
+        opt(id, |id| Value::Amount(U256::from(id))),
+        Value::Bool(collection.is_none()),
+    ])
 }

@@ -1,4 +1,4 @@
-//! `token_worker`: token events as `ft_transfers`, `nft_transfers` and `fee_transfers`.
+//! `token_worker`: token events as `ft_transfers`, `nft_transfers`, `fee_transfers` and `nft_resources`.
 //!
 //! It is the one worker that reports malformed token events, and a block that has one transaction id twice; others that read the
 //! same events pass over them.
@@ -15,6 +15,7 @@ use crate::decode::flow::FtKind;
 use crate::names::TOKEN_WORKER;
 use crate::processors::Settings;
 use crate::tables::flow::fees::FEE_TRANSFERS;
+use crate::tables::flow::nfts::NFT_RESOURCES;
 use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 
 /// What it says of itself.
@@ -22,7 +23,7 @@ pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_WORKER,
     version: 2,
     upstreams: &[],
-    tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS],
+    tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS, &NFT_RESOURCES],
 };
 
 /// Makes it.
@@ -61,6 +62,12 @@ impl Mapper for TokenWorker {
                 if let Some(row) = moves::nft_row(block, index, tx, moved) {
                     out.row(&NFT_TRANSFERS, row.to_row());
                 }
+                if let Some(row) = moves::entered_row(block, index, tx, moved) {
+                    out.row(&NFT_RESOURCES, row);
+                }
+            }
+            for destroyed in &moves.destroyed {
+                out.row(&NFT_RESOURCES, moves::destroyed_row(block, index, tx, destroyed));
             }
             for event in &moves.malformed {
                 let message = &event.message;
