@@ -121,6 +121,17 @@ async fn check_tokens(world: &World, ledger: &Ledger, tip: u64) {
         assert_eq!(items.get(&key), Some(&(item.owner, item.is_burned && is_told)), "{collection} {id}");
     }
     assert_eq!(items.len(), truth.len());
+    // The standard's event names no collection: the transaction did.
+    let resources = world.rows("nft_resources").await;
+    let resources = resources.iter().map(|row| Read("nft_resources", row));
+    let mut known = 0;
+    for row in resources {
+        assert!(!row.is("is_destroyed"));
+        let item = (row.contract("token_contract_address"), row.number("token_id"));
+        assert_eq!(row.number("resource_uuid"), truth[&item].uuid);
+        known += 1;
+    }
+    assert!(known > 20, "{known} resources");
 }
 
 async fn check_accounts(world: &World, ledger: &Ledger, tip: u64) {

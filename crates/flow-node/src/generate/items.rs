@@ -113,8 +113,12 @@ impl BlockBuilder<'_> {
         tx.scripted(self.item_imports(&collection), "burn");
         self.tell_item(tx, &collection, id, item.uuid, actor, false);
         if !self.is_old() {
-            let name = format!("{collection}.NFT.ResourceDestroyed");
-            tx.event(&name, &[("id", cdc::number("UInt64", id)), ("uuid", cdc::number("UInt64", item.uuid))]);
+            // In the standard's name, which says nothing of the collection; one collection declares the event too.
+            let fields = [("id", cdc::number("UInt64", id)), ("uuid", cdc::number("UInt64", item.uuid))];
+            if collection == self.cast.example_nft {
+                tx.event(&format!("{collection}.NFT.ResourceDestroyed"), &fields);
+            }
+            tx.event(&format!("{}.NFT.ResourceDestroyed", self.nft_standard()), &fields);
         }
         self.set_item(&collection, id, Item { owner: None, is_burned: true, ..item });
     }
