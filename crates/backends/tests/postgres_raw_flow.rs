@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cairn_backends::postgres::raw::PartitionSizes;
 use cairn_backends::postgres::{PgPool, PgRawOptions, PgRawStore};
 use cairn_core::{BlockLayout, ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
-use cairn_flow::proto::TransactionResult;
+use cairn_flow::proto::{CollectionGuarantee, TransactionResult};
 use cairn_flow::{FlowLayout, Network, assemble};
 use cairn_flow_node::Draft;
 use cairn_store::layout::{TxBytes, cut, rebuild_body, rebuild_receipts};
@@ -43,7 +43,11 @@ fn batch(blocks: &[RawBlock]) -> AppendBatch {
 fn block(height: u64, fork: u8, parent_fork: u8) -> RawBlock {
     let mut draft = Draft::new(height, &[3, 0, 4][..(height % 4).min(3) as usize], (height % 3) as u32);
     // A collection without a transaction is no block that a node gives.
-    draft.block.collection_guarantees.retain(|guarantee| guarantee.collection_id[0] != 0xc1);
+    let is_in = |guarantee: &CollectionGuarantee| {
+        draft.transactions.iter().any(|(_, result)| result.collection_id == guarantee.collection_id)
+    };
+    draft.block.collection_guarantees =
+        draft.block.collection_guarantees.iter().filter(|of| is_in(of)).cloned().collect();
     let id = |height: u64, fork: u8| {
         let mut id = vec![height as u8; 32];
         id[0] = fork;
@@ -81,8 +85,10 @@ fn block(height: u64, fork: u8, parent_fork: u8) -> RawBlock {
             event.transaction_id = result.transaction_id.clone();
         }
     }
+    draft.name_collections();
     match draft.execution_result.as_mut().filter(|_| height % 5 != 4) {
         Some(result) => {
+            result.chunks.retain(|chunk| chunk.number_of_transactions > 0);
             result.block_id = id(height, fork);
             result.previous_result_id = vec![height as u8; 20 * (height % 20) as usize].into();
         }
@@ -290,6 +296,7 @@ proptest! {
                 event.transaction_id = Bytes::new();
             }
         }
+        draft.name_collections();
         let mut parts = draft.parts();
         for (message, (_, _, more)) in parts.transactions.iter_mut().zip(&txs) {
             let more: &[u8] = [&b""[..], b"\x0a\x02{}", b"\x12\x01x", b"\xea\x04\x03new"][*more];

@@ -170,6 +170,9 @@ impl State {
         if self.behaviour.is_old && BULK.contains(&call) {
             return Err(Status::unimplemented(format!("unknown method {call}")));
         }
+        if let Some((_, code)) = self.behaviour.failing.filter(|(failing, _)| *failing == call) {
+            return Err(Status::new(code, format!("{call} fails")));
+        }
         Ok(match call {
             "Ping" => Bytes::new(),
             "GetNetworkParameters" => encoded(&proto::GetNetworkParametersResponse {
@@ -215,8 +218,18 @@ impl State {
             }
             "GetTransactionResultByIndex" => {
                 let question = read::<proto::GetTransactionByIndexRequest>(question)?;
-                let found = self.executed(&question.block_id)?.transactions.get(question.index as usize);
-                found.ok_or_else(|| missing("transaction"))?.result.clone()
+                let block = self.executed(&question.block_id)?;
+                let tx =
+                    block.transactions.get(question.index as usize).ok_or_else(|| missing("transaction"))?;
+                if self.behaviour.is_system_refused_by_index && tx.is_system() {
+                    return Err(missing("collection for transaction result"));
+                }
+                // As flow-go: it says neither whose the result is nor of which collection.
+                encoded(&proto::TransactionResult {
+                    transaction_id: Bytes::from_static(&[0; 32]),
+                    collection_id: Bytes::from_static(&[0; 32]),
+                    ..read::<proto::TransactionResult>(tx.result.clone())?
+                })
             }
             "GetSystemTransaction" | "GetSystemTransactionResult" => {
                 let id = read::<proto::GetTransactionsByBlockIdRequest>(question)?.block_id;

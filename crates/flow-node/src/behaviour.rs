@@ -29,6 +29,10 @@ pub struct Behaviour {
     pub is_silent_on_seals: bool,
     /// Bulk results fail over one transaction's message.
     pub is_bulk_broken: bool,
+    /// Results by index are of users' transactions alone.
+    pub is_system_refused_by_index: bool,
+    /// A call that fails, and how.
+    pub failing: Option<(&'static str, tonic::Code)>,
     /// Asked more often, it refuses with RESOURCE_EXHAUSTED.
     pub rate_limit: Option<RateLimit>,
 }
@@ -42,6 +46,8 @@ impl Default for Behaviour {
             is_old: false,
             is_silent_on_seals: false,
             is_bulk_broken: false,
+            is_system_refused_by_index: false,
+            failing: None,
             rate_limit: None,
         }
     }

@@ -24,6 +24,13 @@ pub struct ServedTx {
     pub result: Bytes,
 }
 
+impl ServedTx {
+    /// Whether the chain itself made it.
+    pub fn is_system(&self) -> bool {
+        self.collection_id.iter().all(|byte| *byte == 0)
+    }
+}
+
 /// One block as it is served.
 #[derive(Debug, Clone)]
 pub struct ServedBlock {
@@ -33,7 +40,7 @@ pub struct ServedBlock {
     pub header: BlockHeader,
     /// The `Block` message.
     pub block: Bytes,
-    /// Its transactions, in order.
+    /// Its transactions that were executed, in order.
     pub transactions: Vec<ServedTx>,
     /// The answers to the bulk calls.
     pub all_transactions: Bytes,
@@ -64,7 +71,7 @@ impl ServedBlock {
             ..BlockHeader::default()
         });
         let all_transactions = proto::TransactionsResponse {
-            transactions: transactions.iter().map(|tx| tx.transaction.clone()).collect(),
+            transactions: draft.all_transactions().map(|tx| tx.encode_to_vec().into()).collect(),
         };
         let all_results = proto::TransactionResultsResponse {
             transaction_results: transactions.iter().map(|tx| tx.result.clone()).collect(),

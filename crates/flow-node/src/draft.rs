@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use cairn_flow::BlockParts;
-use cairn_flow::id::transaction_id;
+use cairn_flow::id::{collection_id, transaction_id};
 use cairn_flow::proto::{
-    Block, CollectionGuarantee, Event, ExecutionResult, ProposalKey, Timestamp, Transaction,
+    Block, Chunk, CollectionGuarantee, Event, ExecutionResult, ProposalKey, Timestamp, Transaction,
     TransactionResult, TransactionStatus,
 };
 use prost::Message;
@@ -18,6 +18,8 @@ pub struct Draft {
     pub block: Block,
     /// Transactions with their results, in order.
     pub transactions: Vec<(Transaction, TransactionResult)>,
+    /// System transactions that the node names among the block's and that were not executed: before the system's own.
+    pub not_executed: Vec<Transaction>,
     /// What executing it gave.
     pub execution_result: Option<ExecutionResult>,
 }
@@ -70,6 +72,7 @@ impl Draft {
             }
         }
         transactions.push((system(), Bytes::from(vec![0; 32])));
+        let count = transactions.len();
         let transactions = (0u32..).zip(transactions).map(|(index, (transaction, collection_id))| {
             let tx_id = Bytes::copy_from_slice(transaction_id(&transaction).as_bytes());
             let event = |event_index| Event {
@@ -95,7 +98,20 @@ impl Draft {
             collection_id: Bytes::from(vec![0xc0 + number as u8; 32]),
             ..CollectionGuarantee::default()
         };
-        Draft {
+        let chunk = |(number, size): (usize, usize)| Chunk {
+            collection_index: number as u32,
+            index: number as u64,
+            number_of_transactions: size as u32,
+            ..Chunk::default()
+        };
+        let users = collections.iter().sum::<usize>();
+        let sizes = collections.iter().copied().chain([count - users]);
+        let execution_result = ExecutionResult {
+            block_id: id.clone(),
+            chunks: sizes.enumerate().map(chunk).collect(),
+            ..ExecutionResult::default()
+        };
+        let mut draft = Draft {
             block: Block {
                 id: id.clone(),
                 parent_id: Bytes::from(vec![height.wrapping_sub(1) as u8; 32]),
@@ -105,15 +121,54 @@ impl Draft {
                 ..Block::default()
             },
             transactions: transactions.collect(),
-            execution_result: Some(ExecutionResult { block_id: id.clone(), ..ExecutionResult::default() }),
+            not_executed: Vec::new(),
+            execution_result: Some(execution_result),
+        };
+        draft.name_collections();
+        draft
+    }
+
+    /// A spork's root: nothing is executed, and the node names the system transaction all the same.
+    pub fn root(height: u64) -> Draft {
+        let mut draft = Draft::new(height, &[], 0);
+        draft.not_executed = draft.transactions.drain(..).map(|(transaction, _)| transaction).collect();
+        let chunk = Chunk::default();
+        draft.execution_result.iter_mut().for_each(|result| result.chunks = vec![chunk.clone()]);
+        draft
+    }
+
+    /// Gives the collections the ids of the transactions that they have now.
+    pub fn name_collections(&mut self) {
+        for guarantee in &mut self.block.collection_guarantees {
+            let is_in = |result: &TransactionResult| result.collection_id == guarantee.collection_id;
+            let ids: Vec<_> = self
+                .transactions
+                .iter()
+                .filter(|(_, result)| is_in(result))
+                .map(|(transaction, _)| transaction_id(transaction))
+                .collect();
+            let id = Bytes::copy_from_slice(&collection_id(&ids));
+            for (_, result) in self.transactions.iter_mut().filter(|(_, result)| is_in(result)) {
+                result.collection_id = id.clone();
+            }
+            guarantee.collection_id = id;
         }
+    }
+
+    /// All transactions that the node names, in order.
+    pub fn all_transactions(&self) -> impl Iterator<Item = &Transaction> {
+        let is_system = |result: &TransactionResult| result.collection_id.iter().all(|byte| *byte == 0);
+        let users = self.transactions.iter().take_while(move |(_, result)| !is_system(result)).count();
+        let (users, system) = self.transactions.split_at(users);
+        let users = users.iter().map(|(transaction, _)| transaction);
+        users.chain(&self.not_executed).chain(system.iter().map(|(transaction, _)| transaction))
     }
 
     /// As a node gives it.
     pub fn parts(&self) -> BlockParts {
         BlockParts {
             block: self.block.encode_to_vec().into(),
-            transactions: self.transactions.iter().map(|(tx, _)| tx.encode_to_vec().into()).collect(),
+            transactions: self.all_transactions().map(|tx| tx.encode_to_vec().into()).collect(),
             results: self.transactions.iter().map(|(_, result)| result.encode_to_vec().into()).collect(),
             execution_result: self.execution_result.as_ref().map(|result| result.encode_to_vec().into()),
         }

@@ -14,13 +14,13 @@ use cairn_core::{BlockFacts, BlockId, Height, IndexKey, RawBlock, StoredBlock, T
 use prost::Message;
 
 use crate::id::transaction_id;
+use crate::pair::{Paired, pair};
 use crate::proto::{
-    Block, BlockHeader, Event, ExecutionResult, RESULT_COLLECTION, RESULT_EVENTS, RESULT_METADATA,
-    Transaction, TransactionResult, TransactionStatus,
+    Block, BlockHeader, ExecutionResult, RESULT_EVENTS, RESULT_METADATA, Transaction, TransactionResult,
 };
 use crate::terms::terms_of_event;
-use crate::wire;
 use crate::{FlowAddress, FlowError};
+use crate::{check, wire};
 
 bitflags::bitflags! {
     /// What could not be checked of a block, as bits of [`BlockFacts::unverified`].
@@ -30,7 +30,7 @@ bitflags::bitflags! {
         const BLOCK_ID = 1;
         /// A system transaction's id is not what its bytes give; the node's was taken.
         const SYSTEM_ID = 2;
-        /// It has no system transaction: old nodes, asked by collection, don't give it.
+        /// It has no system transaction: a spork's root has none, and old nodes, asked by collection, don't give it.
         const SYSTEM_MISSING = 4;
         /// The node gave no execution result.
         const EXECUTION_RESULT = 8;
@@ -95,16 +95,17 @@ pub struct DecodedEvent {
     pub payload: Bytes,
 }
 
-fn message<M: Message + Default>(what: &str, bytes: &[u8]) -> Result<M, FlowError> {
+pub(crate) fn message<M: Message + Default>(what: &str, bytes: &[u8]) -> Result<M, FlowError> {
     M::decode(bytes).map_err(|error| FlowError::malformed(what, error))
 }
 
-fn id32(what: &str, bytes: &[u8]) -> Result<[u8; 32], FlowError> {
+pub(crate) fn id32(what: &str, bytes: &[u8]) -> Result<[u8; 32], FlowError> {
     bytes.try_into().map_err(|_| FlowError::malformed(what, format!("it has {} bytes, not 32", bytes.len())))
 }
 
-/// Whether a collection's id is that of no collection: of the transactions that the chain itself made.
-fn is_none(id: &[u8]) -> bool {
+/// Whether an id is none: left out, or zeros. As a collection's it is that of the transactions that the chain itself made; as a transaction's, that of
+/// a result that doesn't say whose it is (flow-go's `GetTransactionResultByIndex` sends 32 zero bytes).
+pub(crate) fn is_none(id: &[u8]) -> bool {
     id.iter().all(|byte| *byte == 0)
 }
 
@@ -151,38 +152,25 @@ pub fn linked_ref(header: &BlockHeader) -> Result<cairn_core::LinkedRef, FlowErr
 /// Puts a sealed block together and checks it.
 ///
 /// Each transaction has a result that names it, this block and its height; ids are computed and compared; events are those of their
-/// transaction, in order; each guaranteed collection has its transactions, in the guarantees' order. A missing result is an
-/// error, never an empty one. Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
+/// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; no
+/// chunk of the execution result says that there is more. A missing result is an error, never an empty one; system transactions that no result names are left
+/// out ([`crate::pair`]). Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
 pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
     let block: Block = message("a block", &parts.block)?;
     let Linked { height, id, parent_id, timestamp_ms } = linked(&block)?;
-    if parts.transactions.len() != parts.results.len() {
-        let message =
-            format!("{} transactions and {} results", parts.transactions.len(), parts.results.len());
-        return Err(FlowError::Incomplete { height, message });
-    }
+    let pairs = pair(height, parts)?;
     let mut unverified = Checks::BLOCK_ID;
     let (mut body, mut receipts) = (BytesMut::new(), BytesMut::new());
-    let mut transactions = Vec::with_capacity(parts.transactions.len());
+    let mut transactions = Vec::with_capacity(pairs.len());
     let mut terms: Vec<IndexKey> = Vec::new();
     let mut log_count = 0u32;
-    let mut collections: Vec<Bytes> = Vec::new();
-    let mut has_system = false;
-    for (index, (transaction, result)) in parts.transactions.iter().zip(&parts.results).enumerate() {
+    let mut chunks = check::Chunks::default();
+    for (index, Paired { transaction, decoded, result, outcome }) in pairs.into_iter().enumerate() {
         let what = format!("block {height}, transaction {index}");
-        let decoded: Transaction = message(&what, transaction)?;
-        let outcome: TransactionResult = message(&format!("the result of {what}"), result)?;
         let is_system = is_none(&outcome.collection_id);
-        has_system |= is_system;
-        if !is_system && has_system {
-            let message = format!("transaction {index} of a collection follows the system's own");
-            return Err(FlowError::Inconsistent { height, what: "its order", message });
-        }
-        if !is_system && collections.last() != Some(&outcome.collection_id) {
-            collections.push(outcome.collection_id.clone());
-        }
-        let tx_id = check_result(height, &id, index, &decoded, &outcome, is_system, &mut unverified)?;
-        check_events(height, index, tx_id, &outcome.events)?;
+        let tx_id = check::result(height, &id, index, &decoded, &outcome, is_system, &mut unverified)?;
+        chunks.add(height, index, &outcome, tx_id)?;
+        let order = check::events(height, index, tx_id, &outcome.events)?;
         log_count = log_count.saturating_add(outcome.events.len() as u32);
         terms.extend(outcome.events.iter().flat_map(terms_of_event));
         let payer = FlowAddress::from_slice(&decoded.payer);
@@ -195,10 +183,11 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
             status: status(&outcome),
         });
         wire::put(&mut body, 1, transaction);
-        wire::put(&mut receipts, 1, &wire::without(&what, result, &[RESULT_METADATA])?);
+        let result = wire::without(&what, result, &[RESULT_METADATA])?;
+        wire::put(&mut receipts, 1, &wire::in_order(&what, &result, RESULT_EVENTS, &order)?);
     }
-    check_collections(height, &block, &collections)?;
-    if !has_system {
+    chunks.check_collections(height, &block)?;
+    if !chunks.has_system() {
         unverified |= Checks::SYSTEM_MISSING;
     }
     match &parts.execution_result {
@@ -209,6 +198,7 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
                 let message = format!("it is of block {}", hex::encode(&result.block_id));
                 return Err(FlowError::Inconsistent { height, what: "its execution result", message });
             }
+            chunks.check_executed(height, &result)?;
         }
     }
     terms.sort_unstable();
@@ -261,96 +251,6 @@ pub fn check_stored(stored: &StoredBlock) -> Result<RawBlock, FlowError> {
     }
 }
 
-/// A result with its collection's id, where the node left it out: old ones, asked for one transaction, do.
-pub fn with_collection(result: &Bytes, collection_id: &[u8]) -> Result<Bytes, FlowError> {
-    let fields = wire::fields("a result", result)?;
-    if fields.iter().any(|field| field.number == RESULT_COLLECTION) {
-        return Ok(result.clone());
-    }
-    let mut whole = BytesMut::from(result.as_ref());
-    wire::put(&mut whole, RESULT_COLLECTION, collection_id);
-    Ok(whole.freeze())
-}
-
-fn check_result(
-    height: u64,
-    block_id: &[u8; 32],
-    index: usize,
-    transaction: &Transaction,
-    result: &TransactionResult,
-    is_system: bool,
-    unverified: &mut Checks,
-) -> Result<TxId, FlowError> {
-    if result.status != TransactionStatus::Sealed as i32 {
-        let message = format!("the result of transaction {index} has status {}, not sealed", result.status);
-        return Err(FlowError::Incomplete { height, message });
-    }
-    let other = |what: &'static str, message: String| FlowError::Inconsistent { height, what, message };
-    if !result.block_id.is_empty() && result.block_id.as_ref() != block_id {
-        let message = format!("that of transaction {index} is of block {}", hex::encode(&result.block_id));
-        return Err(other("its results", message));
-    }
-    if result.block_height != 0 && result.block_height != height {
-        return Err(other(
-            "its results",
-            format!("that of transaction {index} is of height {}", result.block_height),
-        ));
-    }
-    let computed = transaction_id(transaction);
-    if result.transaction_id.is_empty() || result.transaction_id.as_ref() == computed.as_bytes() {
-        return Ok(computed);
-    }
-    let named = TxId(id32(
-        &format!("block {height}: the id in the result of transaction {index}"),
-        &result.transaction_id,
-    )?);
-    if is_system {
-        *unverified |= Checks::SYSTEM_ID;
-        return Ok(named);
-    }
-    Err(other("its transaction ids", format!("transaction {index} is {computed}, its result is of {named}")))
-}
-
-fn check_events(height: u64, index: usize, id: TxId, events: &[Event]) -> Result<(), FlowError> {
-    let mut last = None;
-    for event in events {
-        let foreign = !event.transaction_id.is_empty() && event.transaction_id.as_ref() != id.as_bytes();
-        if foreign
-            || event.transaction_index as usize != index
-            || last.is_some_and(|last| event.event_index <= last)
-        {
-            let message = format!(
-                "event {} among those of transaction {index} is event {} of transaction {} ({})",
-                last.map_or(0, |last| last + 1),
-                event.event_index,
-                event.transaction_index,
-                hex::encode(&event.transaction_id)
-            );
-            return Err(FlowError::Inconsistent { height, what: "its events", message });
-        }
-        last = Some(event.event_index);
-    }
-    Ok(())
-}
-
-fn check_collections(height: u64, block: &Block, found: &[Bytes]) -> Result<(), FlowError> {
-    let guaranteed: Vec<&Bytes> =
-        block.collection_guarantees.iter().map(|guarantee| &guarantee.collection_id).collect();
-    if let Some(missing) = guaranteed.iter().find(|id| !found.contains(id)) {
-        let message = format!("there are no transactions of collection {}", hex::encode(missing));
-        return Err(FlowError::Incomplete { height, message });
-    }
-    if !guaranteed.iter().copied().eq(found) {
-        let message = format!(
-            "{} are guaranteed, transactions come from {} stretches of them",
-            guaranteed.len(),
-            found.len()
-        );
-        return Err(FlowError::Inconsistent { height, what: "its collections", message });
-    }
-    Ok(())
-}
-
 impl DecodedBlock {
     /// Decodes a stored block: header, body, receipts, and extras where they were read.
     pub fn decode(stored: &StoredBlock) -> Result<DecodedBlock, FlowError> {
@@ -378,8 +278,8 @@ impl DecodedBlock {
                 payload: event.payload,
             });
             let id = match <[u8; 32]>::try_from(result.transaction_id.as_ref()) {
-                Ok(id) => TxId(id),
-                Err(_) => transaction_id(&transaction),
+                Ok(id) if !is_none(&id) => TxId(id),
+                _ => transaction_id(&transaction),
             };
             let events = events.collect();
             transactions.push(DecodedTx {

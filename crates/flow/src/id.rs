@@ -1,4 +1,4 @@
-//! Transaction ids: `SHA3-256(RLP([payload, payload signatures, envelope signatures]))`, since the message has no id field.
+//! Ids of transactions and collections, as flow-go makes them (`model/flow`): SHA3-256 of RLP.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use sha3::{Digest, Sha3_256};
 
 use crate::proto::{Signature, Transaction};
 
-/// The id of a transaction.
+/// The id of a transaction: `SHA3-256(RLP([payload, payload signatures, envelope signatures]))`, since the message has no id field.
 ///
 /// Identical for the system transactions of all blocks, until their script changes.
 pub fn transaction_id(transaction: &Transaction) -> TxId {
@@ -20,6 +20,18 @@ pub fn transaction_id(transaction: &Transaction) -> TxId {
     let mut whole = Vec::with_capacity(inner.len() + 9);
     list(&inner, &mut whole);
     TxId(Sha3_256::digest(&whole).into())
+}
+
+/// The id of a collection: `SHA3-256(RLP([[transaction ids]]))`, of flow-go's `LightCollection`, a structure of one list.
+pub fn collection_id(transactions: &[TxId]) -> [u8; 32] {
+    let mut ids = Vec::with_capacity(transactions.len() * 33);
+    for id in transactions {
+        id.as_bytes().encode(&mut ids);
+    }
+    let (mut inner, mut whole) = (Vec::with_capacity(ids.len() + 9), Vec::with_capacity(ids.len() + 18));
+    list(&ids, &mut inner);
+    list(&inner, &mut whole);
+    Sha3_256::digest(&whole).into()
 }
 
 fn list(inner: &[u8], out: &mut Vec<u8>) {
@@ -98,4 +110,40 @@ fn signatures(signatures: &[Signature], signers: &BTreeMap<[u8; 8], u64>, out: &
         list(&one, &mut inner);
     }
     list(&inner, out);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Collections of mainnet block 12,884,163, as Flow CLI's documentation of `flow blocks get` shows them.
+    #[test]
+    fn ids_of_mainnet_collections_are_computed() {
+        let vectors: [(&str, &[&str]); 3] = [
+            (
+                "3e694588e789a72489667a36dd73104dea4579bcd400959d47aedccd7f930eeb",
+                &[
+                    "acc2ae1ff6deb2f4d7663d24af6ab1baf797ec264fd76a745a30792f6882093b",
+                    "ae8bfbc85ce994899a3f942072bfd3455823b1f7652106ac102d161c17fcb55c",
+                    "70c4d39d34e654173c5c2746e7bb3a6cdf1f5e6963538d62bad2156fc02ea1b2",
+                    "2466237b5eafb469c01e2e5f929a05866de459df3bd768cde748e068c81c57bf",
+                ],
+            ),
+            (
+                "e93f2bd988d66288c7e1ad991dec227c6c74b8039a430e43896ad94cf8feccce",
+                &["4d790300722b646e7ed3e2c52675430d7ccf2efd1d93f106b53bc348df601af6"],
+            ),
+            (
+                "1a4f563b48aaa38f3a7e867c89422e0bd84887de125e8f48ba147f4ee58ddf0d",
+                &["fbcc99326336d4dbb4cbc01a3b9b85cfcdcdc071b3d0e01ee88ecd144444600b"],
+            ),
+        ];
+        for (id, transactions) in vectors {
+            let transactions: Vec<TxId> = transactions
+                .iter()
+                .map(|id| TxId(hex::decode(id).expect("hex").try_into().expect("32 bytes")))
+                .collect();
+            assert_eq!(hex::encode(collection_id(&transactions)), id);
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Where transactions and events stand in a Flow block's bytes, and which EVM transactions its events hold.
 //!
 //! A transaction's script and arguments have places of their own: the same script stands in thousands of transactions. Collections are those that
-//! the header guarantees. The message of an execution result doesn't say its id, which only a later block's seal does: it goes by
-//! the SHA3-256 of its bytes.
+//! the header guarantees. The message of an execution result doesn't say its id, which only a later block's seal does, and can't be hashed again (service
+//! events stand in it as JSON, the id is over their own structures): it goes by the SHA3-256 of its bytes, which is not that id.
 
 use std::ops::Range;
 
@@ -14,9 +14,8 @@ use prost::Message;
 use sha3::{Digest, Sha3_256};
 
 use crate::block::event_ranges;
-use crate::cdc::CdcValue;
 use crate::event::EventType;
-use crate::evm::Executed;
+use crate::evm::executed_hash;
 use crate::network::Network;
 use crate::proto::{Block, Event, Transaction, TransactionResult};
 use crate::wire;
@@ -33,15 +32,15 @@ impl FlowLayout {
         FlowLayout { network }
     }
 
-    /// The hash of an EVM transaction, where the event is of one. What can't be read has no lookup; the event itself is kept.
+    /// The hash of an EVM transaction, where the event is of one: as its term has it ([`executed_hash`]), whatever else of the event can't be read. Without a
+    /// hash there is no lookup; the event itself is kept.
     fn evm_hash(&self, event: &[u8]) -> Option<[u8; 32]> {
         let event = Event::decode(event).ok()?;
         let name = EventType::parse(&event.r#type)?;
         if !name.is(self.network.accounts().service, "EVM", "TransactionExecuted") {
             return None;
         }
-        let executed = Executed::from_event(&CdcValue::parse_event(&event.payload).ok()?).ok()?;
-        Some(executed.hash.0)
+        executed_hash(&event.payload).map(|hash| hash.0)
     }
 }
 

@@ -9,12 +9,14 @@
 pub mod address;
 pub mod block;
 pub mod cdc;
+mod check;
 mod error;
 pub mod event;
 pub mod evm;
 pub mod id;
 mod layout;
 pub mod network;
+pub mod pair;
 pub mod proto;
 pub mod terms;
 mod wire;

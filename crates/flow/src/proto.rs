@@ -435,6 +435,8 @@ pub struct TransactionResult {
 
 /// The number of the field of a result that holds its events.
 pub(crate) const RESULT_EVENTS: u32 = 4;
+/// The number of the field of a result that names its transaction.
+pub(crate) const RESULT_TRANSACTION: u32 = 6;
 /// The number of the field of a result that names its collection.
 pub(crate) const RESULT_COLLECTION: u32 = 7;
 /// The number of the field of a result that says something of the node.

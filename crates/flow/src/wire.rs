@@ -59,6 +59,47 @@ pub(crate) fn without(what: &str, message: &Bytes, numbers: &[u32]) -> Result<By
     Ok(kept.freeze())
 }
 
+/// A message with one length-delimited field set to `value`: where it stood, else before the first field of a larger number, as encoders write it.
+pub(crate) fn with(what: &str, message: &Bytes, number: u32, value: &[u8]) -> Result<Bytes, FlowError> {
+    let fields = fields(what, message)?;
+    let mut whole = BytesMut::with_capacity(message.len() + value.len() + 8);
+    let mut is_put = false;
+    for field in &fields {
+        if !is_put && field.number >= number {
+            put(&mut whole, number, value);
+            is_put = true;
+        }
+        if field.number != number {
+            whole.put_slice(&message[field.whole.clone()]);
+        }
+    }
+    if !is_put {
+        put(&mut whole, number, value);
+    }
+    Ok(whole.freeze())
+}
+
+/// A message in which the fields of one number stand in another order: `order` says for each place which of them comes there.
+pub(crate) fn in_order(
+    what: &str,
+    message: &Bytes,
+    number: u32,
+    order: &[usize],
+) -> Result<Bytes, FlowError> {
+    if order.is_sorted() {
+        return Ok(message.clone());
+    }
+    let fields = fields(what, message)?;
+    let of_number: Vec<&Field> = fields.iter().filter(|field| field.number == number).collect();
+    let mut next = order.iter().filter_map(|place| of_number.get(*place));
+    let mut whole = BytesMut::with_capacity(message.len());
+    for field in &fields {
+        let taken = if field.number == number { next.next().copied().unwrap_or(field) } else { field };
+        whole.put_slice(&message[taken.whole.clone()]);
+    }
+    Ok(whole.freeze())
+}
+
 /// Appends a length-delimited field.
 pub(crate) fn put(to: &mut BytesMut, number: u32, value: &[u8]) {
     encode_key(number, WireType::LengthDelimited, to);
@@ -95,6 +136,23 @@ mod tests {
         assert_eq!(fields("kept", &kept).expect("is read").len(), 3);
         assert!(kept.ends_with(b"from a newer node"));
         assert_eq!(without("a message", &message, &[5]).expect("is cut"), message);
+    }
+
+    #[test]
+    fn a_field_is_set_where_it_belongs_and_fields_change_places() {
+        let message = |fields: &[(u32, &[u8])]| {
+            let mut message = BytesMut::new();
+            fields.iter().for_each(|(number, value)| put(&mut message, *number, value));
+            message.freeze()
+        };
+        let set = |before: &[(u32, &[u8])]| with("a message", &message(before), 6, b"id").expect("is read");
+        let whole = message(&[(4, b"b"), (4, b"a"), (6, b"id"), (9, b"x")]);
+        assert_eq!(set(&[(4, b"b"), (4, b"a"), (6, b"00"), (9, b"x")]), whole);
+        assert_eq!(set(&[(4, b"b"), (4, b"a"), (9, b"x")]), whole);
+        assert_eq!(set(&[(4, b"b")]), message(&[(4, b"b"), (6, b"id")]));
+        let sorted = in_order("a message", &whole, 4, &[1, 0]).expect("is read");
+        assert_eq!(sorted, message(&[(4, b"a"), (4, b"b"), (6, b"id"), (9, b"x")]));
+        assert_eq!(in_order("a message", &whole, 4, &[0, 1]).expect("is read"), whole);
     }
 
     #[test]

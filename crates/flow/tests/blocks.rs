@@ -2,10 +2,13 @@
 
 use bytes::Bytes;
 use cairn_core::{BlockLayout, ErrorKind, StoredBlock, TxStatus};
-use cairn_flow::proto::TransactionStatus;
+use cairn_flow::id::transaction_id;
+use cairn_flow::pair::named;
+use cairn_flow::proto::{Transaction, TransactionResult, TransactionStatus};
 use cairn_flow::terms::{evm_term, terms_of_receipts};
 use cairn_flow::{Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
 use cairn_flow_node::Draft;
+use cairn_flow_node::draft::system;
 use proptest::prelude::*;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -84,22 +87,107 @@ fn refused(change: impl FnOnce(&mut Draft)) -> FlowError {
 
 #[test]
 fn missing_results_are_an_error_and_never_empty_ones() {
-    let mut parts = Draft::new(20, &[2], 1).parts();
+    let whole = Draft::new(20, &[2, 1], 1).parts();
+    for user in 0..3 {
+        let mut parts = whole.clone();
+        parts.results.remove(user);
+        assemble(&parts).expect_err("is refused");
+    }
+    // Whether a block may be without its system transaction is for the source to say: it knows roots and old nodes.
+    let mut parts = whole.clone();
     parts.results.pop();
-    assert_eq!(assemble(&parts).expect_err("is refused").kind(), ErrorKind::Wait);
-    // A node that cuts a block short in silence: a whole collection is not there.
-    let error = refused(|draft| {
-        draft.transactions.remove(2);
-        for event in &mut draft.transactions[2].1.events {
-            event.transaction_index = 2;
-        }
-    });
-    assert_eq!(error.kind(), ErrorKind::Wait);
-    assert!(error.to_string().contains("c1c1"), "{error}");
+    let raw = assemble(&parts).expect("is marked");
+    assert!(Checks::from_bits_truncate(raw.facts.unverified).contains(Checks::SYSTEM_MISSING));
+    assert_eq!(raw.facts.tx_count, 3);
     for status in [TransactionStatus::Unknown, TransactionStatus::Pending, TransactionStatus::Executed] {
         let error = refused(|draft| draft.transactions[1].1.status = status as i32);
         assert_eq!(error.kind(), ErrorKind::Wait, "{error}");
     }
+}
+
+/// Takes transaction `index` out of a block as a node does that never heard of it: what follows moves up.
+fn cut(draft: &mut Draft, index: usize) {
+    draft.transactions.remove(index);
+    for (_, result) in &mut draft.transactions[index..] {
+        result.events.iter_mut().for_each(|event| event.transaction_index -= 1);
+    }
+}
+
+#[test]
+fn a_block_cut_short_is_noticed_wherever_it_is_cut() {
+    // A whole collection; one transaction of one, the first or the last.
+    for index in [2, 0, 1] {
+        let error = refused(|draft| cut(draft, index));
+        assert_eq!(error.kind(), ErrorKind::Wait, "{error}");
+        assert!(error.to_string().contains("collection"), "{error}");
+    }
+    // One of the system's own, of which the execution result counts two.
+    let error = refused(|draft| {
+        draft.execution_result.as_mut().expect("there is one").chunks[2].number_of_transactions = 2;
+    });
+    assert!(matches!(error, FlowError::Incomplete { .. }), "{error}");
+    // Events: the first, one between, and all of a chunk that has some.
+    for cut in [0, 1] {
+        let error = refused(|draft| {
+            let events = &mut draft.transactions[0].1.events;
+            events.push(events[1].clone());
+            events[2].event_index = 2;
+            events.remove(cut);
+        });
+        assert!(matches!(error, FlowError::Incomplete { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("none {cut}")), "{error}");
+    }
+    let error = refused(|draft| {
+        draft.execution_result.as_mut().expect("there is one").chunks[1].event_collection =
+            vec![9; 32].into();
+        draft.transactions[2].1.events.clear();
+    });
+    assert!(error.to_string().contains("chunk 1 has events"), "{error}");
+}
+
+#[test]
+fn system_transactions_that_no_result_names_are_left_out() {
+    // A spork's root executes nothing.
+    let raw = assemble(&Draft::root(20).parts()).expect("is whole");
+    assert_eq!((raw.facts.tx_count, raw.facts.log_count), (0, 0));
+    assert!(Checks::from_bits_truncate(raw.facts.unverified).contains(Checks::SYSTEM_MISSING));
+    // A block before the scheduler, from a node that knows one.
+    let whole = Draft::new(20, &[2, 1], 2);
+    let mut draft = whole.clone();
+    draft.not_executed = vec![Transaction { script: "transaction { /* process */ }".into(), ..system() }];
+    assert_eq!(draft.parts().transactions.len(), 5);
+    let raw = assemble(&draft.parts()).expect("is whole");
+    assert_eq!(raw, assemble(&whole.parts()).expect("is whole"));
+    // The one that closes the block is not left out while another is there.
+    let mut parts = draft.parts();
+    let mut process = TransactionResult::decode(&*parts.results[3]).expect("is read");
+    process.transaction_id = Bytes::copy_from_slice(transaction_id(&draft.not_executed[0]).as_bytes());
+    process.events.clear();
+    parts.results[3] = process.encode_to_vec().into();
+    assert!(matches!(assemble(&parts), Err(FlowError::Incomplete { .. })));
+}
+
+#[test]
+fn f03_zeros_for_an_id_are_no_id() {
+    let whole = assemble(&Draft::new(20, &[2], 1).parts()).expect("is whole");
+    let mut draft = Draft::new(20, &[2], 1);
+    for (_, result) in &mut draft.transactions {
+        result.transaction_id = vec![0; 32].into();
+    }
+    let raw = assemble(&draft.parts()).expect("is taken at the order's word");
+    assert_eq!(raw.transactions, whole.transactions);
+    let block = DecodedBlock::decode(&StoredBlock::from(&raw)).expect("is read");
+    assert_eq!(block.transactions[0].id, raw.transactions[0].id);
+    // Named by the collections they are in, they are the very bytes of the bulk call.
+    let mut parts = draft.parts();
+    for (result, (tx, _)) in parts.results.iter_mut().zip(&draft.transactions).take(2) {
+        let mut nameless = TransactionResult::decode(&**result).expect("is read");
+        nameless.collection_id = vec![0; 32].into();
+        let nameless = nameless.encode_to_vec().into();
+        let collection = &draft.block.collection_guarantees[0].collection_id;
+        *result = named(&nameless, transaction_id(tx), collection).expect("is read");
+    }
+    assert_eq!(parts.results[..2], Draft::new(20, &[2], 1).parts().results[..2]);
 }
 
 #[test]
@@ -125,10 +213,14 @@ fn answers_of_another_block_are_refused() {
 }
 
 #[test]
-fn f05_events_out_of_order_are_refused() {
-    let error = refused(|draft| draft.transactions[0].1.events.swap(0, 1));
+fn f05_events_out_of_order_are_sorted_and_doubles_refused() {
+    let whole = assemble(&Draft::new(20, &[2, 1], 3).parts()).expect("is whole");
+    let mut draft = Draft::new(20, &[2, 1], 3);
+    draft.transactions[0].1.events.rotate_left(1);
+    draft.transactions[3].1.events.reverse();
+    assert_eq!(assemble(&draft.parts()).expect("is whole"), whole, "the same bytes, whichever way they came");
+    let error = refused(|draft| draft.transactions[0].1.events[1].event_index = 0);
     assert!(error.to_string().contains("events"), "{error}");
-    refused(|draft| draft.transactions[0].1.events[1].event_index = 0);
 }
 
 #[test]
@@ -199,6 +291,9 @@ fn the_hash_of_an_evm_transaction_is_a_term() {
     .into();
     let raw = assemble(&draft.parts()).expect("is whole");
     assert!(raw.log_terms.contains(&evm_term(&hash)));
+    // And its lookup, though nothing else of the event can be read.
+    let lookups = FlowLayout::new(Network::Emulator).slices(&raw).expect("can be cut").evm_lookups;
+    assert_eq!(lookups.iter().map(|lookup| lookup.evm_hash).collect::<Vec<_>>(), [hash]);
     // One that can't be read has none, and is kept.
     draft.transactions[0].1.events[1].payload = "{".into();
     assert!(!assemble(&draft.parts()).expect("is whole").log_terms.contains(&evm_term(&hash)));

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cairn_core::{RawBlock, StoredBlock};
 use cairn_explorer::processors::{Settings, flow_catalog, flow_processors};
 use cairn_flow::evm::{DIRECT_CALL, decode_payload, transaction_hash_root};
-use cairn_flow::id::transaction_id;
+use cairn_flow::id::{collection_id, transaction_id};
 use cairn_flow::proto::{
     Block, CollectionGuarantee, Event, ProposalKey, Timestamp, Transaction, TransactionResult,
     TransactionStatus,
@@ -99,7 +99,6 @@ pub fn raw_block(height: u64, fork: u8, common: u64, txs: &[FlowTx]) -> RawBlock
     let fork_at = |height: u64| if height > common { fork } else { 0 };
     let id = Bytes::copy_from_slice(block_id(height, fork_at(height)).as_slice());
     let parent = height.checked_sub(1).map_or(B256::ZERO, |parent| block_id(parent, fork_at(parent)));
-    let collection = Bytes::from(vec![0xc0; 32]);
     let message = |(place, tx): (usize, &FlowTx)| {
         let address = |number: u64| Bytes::copy_from_slice(&account(number).0);
         Transaction {
@@ -117,6 +116,9 @@ pub fn raw_block(height: u64, fork: u8, common: u64, txs: &[FlowTx]) -> RawBlock
         }
     };
     let messages: Vec<Transaction> = txs.iter().enumerate().map(message).collect();
+    let users = txs.iter().zip(&messages).filter(|(tx, _)| !tx.is_system);
+    let ids: Vec<_> = users.map(|(_, message)| transaction_id(message)).collect();
+    let collection = Bytes::copy_from_slice(&collection_id(&ids));
     let result = |(place, (tx, message)): (usize, (&FlowTx, &Transaction))| {
         let tx_id = Bytes::copy_from_slice(transaction_id(message).as_bytes());
         let event = |(index, (name, payload)): (usize, &(String, String))| Event {

@@ -3,7 +3,7 @@
 use alloy_primitives::B256;
 use bytes::Bytes;
 use cairn_flow::FlowAddress;
-use cairn_flow::id::transaction_id;
+use cairn_flow::id::{collection_id, transaction_id};
 use cairn_flow::proto::{
     Block, BlockHeader, BlockSeal, Chunk, CollectionGuarantee, Event, ExecutionResult, ProposalKey,
     Timestamp, Transaction, TransactionResult, TransactionStatus,
@@ -208,10 +208,9 @@ impl<'g> BlockBuilder<'g> {
             let size = self.rng.random_range(1..=MAX_COLLECTION).min(users - of.len());
             let ids: Vec<_> = self.made[of.len()..of.len() + size]
                 .iter()
-                .map(|(transaction, _)| *transaction_id(transaction).as_bytes())
+                .map(|(transaction, _)| transaction_id(transaction))
                 .collect();
-            let parts: Vec<&[u8]> = ids.iter().map(|id| &id[..]).collect();
-            of.extend(std::iter::repeat_n(id(&parts), size));
+            of.extend(std::iter::repeat_n(Bytes::copy_from_slice(&collection_id(&ids)), size));
         }
         of.resize(self.made.len(), Bytes::from(vec![0; 32]));
         of
@@ -334,6 +333,7 @@ impl<'g> BlockBuilder<'g> {
                 block_header,
             },
             transactions,
+            not_executed: Vec::new(),
             execution_result: Some(execution_result),
         }
     }

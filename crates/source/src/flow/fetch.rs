@@ -1,25 +1,29 @@
 //! One whole block from one node.
 //!
 //! The block comes first; then, by its id, all transactions and all results in one request each. Where a node refuses one of these, what
-//! it gave already is kept and the rest is asked for piece by piece: results by index where they are too large together (F03) or where
-//! one of them breaks the bulk call; collections and single transactions on nodes of old sporks, which have no bulk calls.
+//! it gave already is kept and the rest is asked for piece by piece (`pieces`): transactions or results that are too large together (F03), results of which
+//! one breaks the bulk call, and all of it on nodes of old sporks, which have no bulk calls.
 
 use bytes::Bytes;
 use cairn_core::RawBlock;
-use cairn_flow::block::with_collection;
 use cairn_flow::proto::{self, BlockStatus};
-use cairn_flow::{BlockParts, FlowError, assemble};
-use futures::{StreamExt, TryStreamExt, stream};
+use cairn_flow::{BlockParts, Checks, FlowError, assemble};
 use prost::Message;
 
 use super::classify::Refusal;
 use super::node::{Call, Node};
+use super::pieces;
 use crate::{Result, SourceError};
 
-/// How many pieces of one block are asked for at a time, in order.
-const PIECES_IN_FLIGHT: usize = 8;
+/// Transactions and results, each as they came.
+pub(super) struct Pieces {
+    pub transactions: Vec<Bytes>,
+    pub results: Vec<Bytes>,
+    /// The node can't give system transactions: it is too old.
+    pub lacks_system: bool,
+}
 
-/// The block at `height`, checked; `None` where it isn't sealed yet.
+/// The block at `height`, checked; `None` where it isn't sealed yet. One that the node calls sealed and doesn't give whole is an error, so that it is seen.
 pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> Result<Option<RawBlock>> {
     let question = proto::GetBlockByHeightRequest { height, full_block_response: true };
     let answer: Option<proto::BlockResponse> = node.absent(node.ask(Call::BlockByHeight, question).await)?;
@@ -34,141 +38,117 @@ pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> 
         let message = format!("asked for height {height}, got {}", block.height);
         return Err(malformed(node, height, &message));
     }
-    let pieces = async {
-        match transactions(node, &block).await? {
-            Bulk::NotYet => Ok(None),
-            Bulk::PieceByPiece => by_collection(node, &block).await,
-            Bulk::Given(transactions) => {
-                let results = results(node, &block, transactions.len()).await?;
-                Ok(results.map(|results| (transactions, results)))
-            }
-        }
-    };
     let of_execution = async {
         match execution_results {
             true => execution_result(node, &block).await,
             false => Ok(None),
         }
     };
-    let (pieces, execution_result) = futures::try_join!(pieces, of_execution)?;
-    let Some((transactions, results)) = pieces else { return Ok(None) };
+    let (pieces, execution_result) =
+        futures::try_join!(transactions_and_results(node, &block), of_execution)?;
+    let Some(Pieces { transactions, results, lacks_system }) = pieces else {
+        let message = "it has no transactions or results of it".into();
+        return unfinished(node, is_said_sealed, &FlowError::Incomplete { height, message });
+    };
     let parts = BlockParts { block: bytes, transactions, results, execution_result };
-    match assemble(&parts) {
+    match assemble(&parts).and_then(|raw| with_system(raw, lacks_system || node.is_spork_root(height))) {
         // Where a node doesn't say that the block is sealed, its results have to, and a block without any can't.
         Ok(raw) => Ok(Some(raw).filter(|raw| is_said_sealed || raw.facts.tx_count > 0)),
-        // It may have the rest in a moment.
-        Err(error @ FlowError::Incomplete { .. }) => {
-            tracing::debug!(node = node.name, height, %error, "a block is not whole yet");
-            Ok(None)
-        }
+        Err(error @ FlowError::Incomplete { .. }) => unfinished(node, is_said_sealed, &error),
         Err(error) => Err(node.refused(height, &error)),
     }
 }
 
-fn malformed(node: &Node, height: u64, message: &str) -> SourceError {
+/// Every block ends with a transaction of the chain's own, but for a spork's root and where the node has no call for it.
+fn with_system(raw: RawBlock, may_lack: bool) -> std::result::Result<RawBlock, FlowError> {
+    let lacks = Checks::from_bits_truncate(raw.facts.unverified).contains(Checks::SYSTEM_MISSING);
+    if !lacks || may_lack {
+        return Ok(raw);
+    }
+    let message = "its system transaction isn't there".into();
+    Err(FlowError::Incomplete { height: raw.facts.height.get(), message })
+}
+
+/// What a block that isn't whole means: an error where the node calls it sealed; else it isn't yet.
+fn unfinished(node: &Node, is_said_sealed: bool, error: &FlowError) -> Result<Option<RawBlock>> {
+    let FlowError::Incomplete { height, .. } = error else { return Ok(None) };
+    if is_said_sealed {
+        return Err(node.refused(*height, error));
+    }
+    tracing::debug!(node = node.name, height, %error, "a block is not whole yet");
+    Ok(None)
+}
+
+pub(super) fn malformed(node: &Node, height: u64, message: &str) -> SourceError {
     node.refused(height, &FlowError::Malformed { place: format!("block {height}"), message: message.into() })
 }
 
-fn of_block(block: &proto::Block) -> proto::GetTransactionsByBlockIdRequest {
-    proto::GetTransactionsByBlockIdRequest { block_id: block.id.clone() }
-}
-
-/// What a node says to the question for all transactions.
-enum Bulk {
-    Given(Vec<Bytes>),
-    NotYet,
-    /// It is too old for that, or they are too large together.
-    PieceByPiece,
-}
-
-async fn transactions(node: &Node, block: &proto::Block) -> Result<Bulk> {
-    match node.ask::<_, proto::TransactionsResponse>(Call::TransactionsByBlockId, of_block(block)).await {
-        Ok(answer) => Ok(Bulk::Given(answer.transactions)),
-        Err(Refusal::Unimplemented | Refusal::TooLarge(_)) => Ok(Bulk::PieceByPiece),
-        Err(Refusal::NotYet) => Ok(Bulk::NotYet),
-        Err(refusal) => Err(error_of(node, refusal)),
-    }
-}
-
 /// A refusal that has to be an error here.
-fn error_of(node: &Node, refusal: Refusal) -> SourceError {
+pub(super) fn error_of(node: &Node, refusal: Refusal) -> SourceError {
     refusal.into_error(&node.name).unwrap_or_else(|| SourceError::Transient {
         endpoint: node.name.clone(),
         message: "it named a block and doesn't have a part of it yet".into(),
     })
 }
 
-/// All results at once, or one by one; `None` where they aren't there yet.
-async fn results(node: &Node, block: &proto::Block, count: usize) -> Result<Option<Vec<Bytes>>> {
-    match node
-        .ask::<_, proto::TransactionResultsResponse>(Call::TransactionResultsByBlockId, of_block(block))
-        .await
+fn of_block(block: &proto::Block) -> proto::GetTransactionsByBlockIdRequest {
+    proto::GetTransactionsByBlockIdRequest { block_id: block.id.clone() }
+}
+
+/// What a node says to a question for all of a block's transactions or results.
+pub(super) enum Bulk {
+    Given(Vec<Bytes>),
+    NotYet,
+    /// They are too large together, or one of them breaks the call: one by one.
+    OneByOne,
+    /// It is too old for that.
+    Unimplemented,
+}
+
+async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<Option<Pieces>> {
+    let pieces = match transactions(node, block).await? {
+        Bulk::NotYet => return Ok(None),
+        Bulk::Unimplemented => return pieces::by_collection(node, block).await,
+        Bulk::OneByOne => return pieces::without_bulk_transactions(node, block).await,
+        Bulk::Given(transactions) => match results(node, block).await? {
+            Bulk::Given(results) => Pieces { transactions, results, lacks_system: false },
+            Bulk::OneByOne => return pieces::without_bulk_results(node, block, transactions).await,
+            Bulk::NotYet => return Ok(None),
+            Bulk::Unimplemented => return Err(error_of(node, Refusal::Unimplemented)),
+        },
+    };
+    Ok(Some(pieces))
+}
+
+async fn transactions(node: &Node, block: &proto::Block) -> Result<Bulk> {
+    match node.ask::<_, proto::TransactionsResponse>(Call::TransactionsByBlockId, of_block(block)).await {
+        Ok(answer) => Ok(Bulk::Given(answer.transactions)),
+        Err(refusal) => refused_bulk(node, block, "transactions", refusal),
+    }
+}
+
+/// All results at once.
+pub(super) async fn results(node: &Node, block: &proto::Block) -> Result<Bulk> {
+    let question = of_block(block);
+    match node.ask::<_, proto::TransactionResultsResponse>(Call::TransactionResultsByBlockId, question).await
     {
-        Ok(answer) => Ok(Some(answer.transaction_results)),
-        Err(Refusal::NotYet) => Ok(None),
-        Err(Refusal::TooLarge(why) | Refusal::BrokenBulk(why)) => {
-            tracing::debug!(node = node.name, height = block.height, why, "results are asked for one by one");
+        Ok(answer) => Ok(Bulk::Given(answer.transaction_results)),
+        Err(refusal) => refused_bulk(node, block, "results", refusal),
+    }
+}
+
+fn refused_bulk(node: &Node, block: &proto::Block, of: &str, refusal: Refusal) -> Result<Bulk> {
+    match refusal {
+        Refusal::TooLarge(why) | Refusal::BrokenBulk(why) => {
+            tracing::debug!(node = node.name, height = block.height, of, why, "asked for one by one");
             metrics::counter!("cairn_source_bulk_fallbacks_total", "endpoint" => node.name.clone())
                 .increment(1);
-            let one = |index: usize| async move {
-                let question =
-                    proto::GetTransactionByIndexRequest { block_id: block.id.clone(), index: index as u32 };
-                raw(node, Call::TransactionResultByIndex, question).await
-            };
-            let results = stream::iter(0..count).map(one).buffered(PIECES_IN_FLIGHT).try_collect().await?;
-            Ok(Some(results))
+            Ok(Bulk::OneByOne)
         }
-        Err(refusal) => Err(error_of(node, refusal)),
+        Refusal::Unimplemented => Ok(Bulk::Unimplemented),
+        Refusal::NotYet => Ok(Bulk::NotYet),
+        refusal => Err(error_of(node, refusal)),
     }
-}
-
-/// An answer that is itself what is kept.
-async fn raw<Q: Message + Clone + 'static>(node: &Node, call: Call, question: Q) -> Result<Bytes> {
-    node.ask_raw(call, question).await.map_err(|refusal| error_of(node, refusal))
-}
-
-/// Transactions and results by way of the collections: nodes of old sporks. System transactions aren't to be had there.
-async fn by_collection(node: &Node, block: &proto::Block) -> Result<Option<(Vec<Bytes>, Vec<Bytes>)>> {
-    let collection = |guarantee: &proto::CollectionGuarantee| {
-        let id = guarantee.collection_id.clone();
-        async move {
-            let question = proto::ByIdRequest { id: id.clone() };
-            let answer =
-                node.absent(node.ask::<_, proto::CollectionResponse>(Call::CollectionById, question).await)?;
-            Ok::<_, SourceError>(
-                answer.and_then(|answer| answer.collection).map(|collection| (id, collection)),
-            )
-        }
-    };
-    let collections: Vec<Option<(Bytes, proto::Collection)>> = stream::iter(&block.collection_guarantees)
-        .map(collection)
-        .buffered(PIECES_IN_FLIGHT)
-        .try_collect()
-        .await?;
-    let mut wanted = Vec::new();
-    for collection in collections {
-        let Some((collection_id, collection)) = collection else { return Ok(None) };
-        wanted.extend(collection.transaction_ids.into_iter().map(|id| (id, collection_id.clone())));
-    }
-    let one = |(id, collection_id): (Bytes, Bytes)| async move {
-        let question = proto::GetTransactionRequest {
-            id,
-            block_id: block.id.clone(),
-            collection_id: collection_id.clone(),
-        };
-        let transaction = node.ask::<_, proto::TransactionResponse>(Call::Transaction, question.clone());
-        let result = raw(node, Call::TransactionResult, question);
-        let (transaction, result) = futures::join!(transaction, result);
-        let transaction = transaction.map_err(|refusal| error_of(node, refusal))?.transaction;
-        let transaction =
-            transaction.ok_or_else(|| malformed(node, block.height, "an answer has no transaction"))?;
-        let result =
-            with_collection(&result?, &collection_id).map_err(|error| node.refused(block.height, &error))?;
-        Ok::<_, SourceError>((transaction, result))
-    };
-    let pairs: Vec<(Bytes, Bytes)> =
-        stream::iter(wanted).map(one).buffered(PIECES_IN_FLIGHT).try_collect().await?;
-    Ok(Some(pairs.into_iter().unzip()))
 }
 
 /// The execution result, where the node has one to give.

@@ -5,7 +5,7 @@
 //! | what it is told | [`config`] |
 //! | one node: connection, calls, limits | `node`, `codec`, `pace` |
 //! | what refusals mean | `classify` |
-//! | one whole block | `fetch` |
+//! | one whole block | `fetch`, `pieces` |
 //! | scripts and accounts as they are at a block | [`state`] |
 //!
 //! **Law 6.** Each block is put together and checked by the codec ([`cairn_flow::assemble`]) before it is passed on: heights, links, ids of transactions,
@@ -27,6 +27,7 @@ pub mod config;
 mod fetch;
 mod node;
 mod pace;
+mod pieces;
 pub mod state;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -91,10 +92,17 @@ impl FlowSource {
                 node.first_height
             };
             sporks.push(spork);
+            node.spork_roots.push(info.spork_root_block_height);
+            node.spork_roots.extend(config.network.sporks().iter().map(|spork| spork.root_height));
             nodes.push(node);
         }
+        // A spork ends where the next one begins, whether or not a node of that one is configured (F02).
+        let roots = config.network.sporks().iter().map(|spork| spork.root_height);
+        let roots: Vec<u64> = roots.chain(sporks.iter().copied()).collect();
         for (node, spork) in nodes.iter_mut().zip(&sporks) {
-            let next = sporks.iter().copied().filter(|other| other > spork).min();
+            // One that doesn't say where it begins is taken for one of a chain of its own.
+            let of_table = if *spork > 0 { &roots } else { &sporks };
+            let next = of_table.iter().copied().filter(|other| other > spork).min();
             node.end_height_exclusive = node.end_height_exclusive.or(next);
         }
         Ok(FlowSource { config, nodes, turn: AtomicUsize::new(0), seen: AtomicU64::new(0) })
@@ -106,8 +114,14 @@ impl FlowSource {
     }
 
     fn live(&self) -> Result<&Node> {
-        self.in_turn(|node| node.end_height_exclusive.is_none())
-            .ok_or_else(|| SourceError::Invalid("there is no live access node".into()))
+        self.in_turn(|node| node.end_height_exclusive.is_none()).ok_or_else(|| {
+            let end = self.nodes.iter().filter_map(|node| node.end_height_exclusive).max().unwrap_or(0);
+            let spork = self.config.network.sporks().iter().find(|spork| spork.root_height == end);
+            let next = spork.map_or_else(String::new, |spork| format!(" (spork {})", spork.name));
+            SourceError::Invalid(format!(
+                "there is no live access node: those that are configured serve heights below {end}; add one of the current spork, or of the next{next}"
+            ))
+        })
     }
 
     fn node_of(&self, height: u64) -> Result<&Node> {

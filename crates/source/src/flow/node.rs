@@ -35,6 +35,8 @@ pub(super) enum Call {
     TransactionResultByIndex,
     TransactionsByBlockId,
     TransactionResultsByBlockId,
+    SystemTransaction,
+    SystemTransactionResult,
     ExecutionResultForBlockId,
     SubscribeBlockDigests,
     ExecuteScriptAtBlockId,
@@ -55,6 +57,8 @@ impl Call {
             Call::TransactionResultByIndex => "/flow.access.AccessAPI/GetTransactionResultByIndex",
             Call::TransactionsByBlockId => "/flow.access.AccessAPI/GetTransactionsByBlockID",
             Call::TransactionResultsByBlockId => "/flow.access.AccessAPI/GetTransactionResultsByBlockID",
+            Call::SystemTransaction => "/flow.access.AccessAPI/GetSystemTransaction",
+            Call::SystemTransactionResult => "/flow.access.AccessAPI/GetSystemTransactionResult",
             Call::ExecutionResultForBlockId => "/flow.access.AccessAPI/GetExecutionResultForBlockID",
             Call::ExecuteScriptAtBlockId => "/flow.access.AccessAPI/ExecuteScriptAtBlockID",
             Call::AccountAtBlockHeight => "/flow.access.AccessAPI/GetAccountAtBlockHeight",
@@ -77,6 +81,8 @@ pub(super) struct Node {
     pub first_height: u64,
     /// See [`NodeConfig::end_height_exclusive`].
     pub end_height_exclusive: Option<u64>,
+    /// Roots of sporks: blocks in which nothing is executed.
+    pub spork_roots: Vec<u64>,
     grpc: Grpc<Channel>,
     pace: Pace,
     /// That of scripts and accounts, beside the one of all: one that is refused for coming too soon holds no block up.
@@ -110,6 +116,8 @@ impl Node {
             name,
             first_height: node.first_height.unwrap_or(0),
             end_height_exclusive: node.end_height_exclusive,
+            // A chain's very first block is one.
+            spork_roots: vec![0],
             grpc,
             pace: Pace::new(node.requests_per_s),
             state_pace: Pace::new(node.scripts_per_s),
@@ -121,6 +129,11 @@ impl Node {
     /// Whether it is asked for this height.
     pub fn serves(&self, height: u64) -> bool {
         height >= self.first_height && self.end_height_exclusive.is_none_or(|end| height < end)
+    }
+
+    /// Whether a spork begins at this height.
+    pub fn is_spork_root(&self, height: u64) -> bool {
+        self.spork_roots.contains(&height)
     }
 
     /// One question. What the answer holds as bytes is not copied.

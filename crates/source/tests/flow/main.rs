@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cairn_core::{ErrorKind, Height, HeightRange};
+use cairn_flow::id::transaction_id;
+use cairn_flow::proto::Transaction;
 use cairn_flow::{Checks, Network};
+use cairn_flow_node::draft::system;
 use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, RateLimit, linked_blocks};
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_source::{ChainSource, SourceError};
@@ -87,6 +90,24 @@ async fn f02_a_node_that_begins_above_what_it_is_configured_for_is_refused_at_st
 }
 
 #[tokio::test]
+async fn f02_a_node_of_a_spork_that_is_over_is_not_a_live_one() {
+    let root = 130_290_659;
+    let mut chain = Chain::new([(root, Draft::new(root, &[1], 1))].into());
+    chain.network = Network::Mainnet;
+    let node = FlowNode::start(chain, Behaviour::default()).await.expect("listens");
+    let config = FlowConfig { network: Network::Mainnet, ..config(&[(&node, None, None)]) };
+    let source = FlowSource::connect(config).await.expect("connects");
+    assert_eq!(source.blocks(range(root, root)).await.expect("answers").len(), 1);
+    let error = source.heads().await.expect_err("is refused");
+    assert!(
+        error.to_string().contains("below 137390146") && error.to_string().contains("mainnet28"),
+        "{error}"
+    );
+    let error = source.blocks(range(137_390_146, 137_390_146)).await.expect_err("is refused");
+    assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("mainnet28"), "{error}");
+}
+
+#[tokio::test]
 async fn f03_results_that_are_too_large_together_are_asked_for_one_by_one() {
     let mut blocks = linked_blocks(20..=21, &[3], 2);
     let large = blocks.get_mut(&20).expect("is there");
@@ -101,22 +122,75 @@ async fn f03_results_that_are_too_large_together_are_asked_for_one_by_one() {
         behaving(blocks.clone(), Behaviour { max_answer_bytes: (18 << 20) + 600, ..Behaviour::default() })
             .await;
     let answer = one(&small).await.blocks(range(20, 21)).await.expect("answers");
-    assert_eq!(small.asked("GetTransactionResultByIndex"), 4, "of the one block");
+    assert_eq!(small.asked("GetTransactionResultByIndex"), 3, "of the one block");
     assert_eq!(answer[0], whole);
     // The limit on our side is told the same way.
     let mut config = config(&[(&node, None, None)]);
     config.max_response_bytes = (18 << 20) + 600;
     let source = FlowSource::connect(config).await.expect("connects");
     assert_eq!(source.blocks(range(20, 21)).await.expect("answers")[0], whole);
-    assert_eq!(node.asked("GetTransactionResultByIndex"), 4);
+    assert_eq!(node.asked("GetTransactionResultByIndex"), 3);
+}
+
+/// The scheduler's transaction, which a node names that knows it.
+fn process() -> Transaction {
+    Transaction { script: "transaction { /* process */ }".into(), ..system() }
 }
 
 #[tokio::test]
-async fn a_bulk_call_that_breaks_over_one_transaction_is_gone_around() {
-    let node =
-        behaving(linked_blocks(20..=22, &[2], 1), Behaviour { is_bulk_broken: true, ..Behaviour::default() })
-            .await;
-    assert_eq!(one(&node).await.blocks(range(20, 22)).await.expect("answers").len(), 3);
+async fn f03_results_one_by_one_are_those_of_the_bulk_call() {
+    // Real nodes name neither transaction nor collection of a result by index, and some refuse the system transaction's.
+    let mut blocks = linked_blocks(20..=22, &[2, 1], 1);
+    blocks.get_mut(&21).expect("is there").not_executed = vec![process()];
+    let node = serving(blocks.clone()).await;
+    let whole = one(&node).await.blocks(range(20, 22)).await.expect("answers");
+    assert_eq!(whole.len(), 3);
+    for is_system_refused_by_index in [false, true] {
+        let behaviour =
+            Behaviour { is_bulk_broken: true, is_system_refused_by_index, ..Behaviour::default() };
+        let node = behaving(blocks.clone(), behaviour).await;
+        assert_eq!(one(&node).await.blocks(range(20, 22)).await.expect("answers"), whole);
+        assert_eq!(node.asked("GetTransactionResultByIndex"), 9, "users' alone");
+    }
+    // A node without the system transaction's own call has it by index.
+    let failing = Some(("GetSystemTransactionResult", tonic::Code::Unimplemented));
+    let node = behaving(blocks, Behaviour { is_bulk_broken: true, failing, ..Behaviour::default() }).await;
+    assert_eq!(one(&node).await.blocks(range(20, 22)).await.expect("answers"), whole);
+}
+
+#[tokio::test]
+async fn f03_transactions_that_are_too_large_together_keep_the_system_transaction() {
+    let mut blocks = linked_blocks(20..=20, &[2, 1], 1);
+    for tx in 0..2 {
+        let (transaction, result) = &mut blocks.get_mut(&20).expect("is there").transactions[tx];
+        transaction.arguments = vec![Bytes::from(vec![b' '; 1 << 20])];
+        let id = transaction_id(transaction);
+        result.transaction_id = Bytes::copy_from_slice(id.as_bytes());
+        result.events[0].transaction_id = result.transaction_id.clone();
+    }
+    blocks.get_mut(&20).expect("is there").name_collections();
+    let whole = cairn_flow::assemble(&blocks[&20].parts()).expect("is whole");
+    let limited = Behaviour { max_answer_bytes: (1 << 20) + 4_096, ..Behaviour::default() };
+    for is_bulk_broken in [false, true] {
+        let node = behaving(blocks.clone(), Behaviour { is_bulk_broken, ..limited.clone() }).await;
+        assert_eq!(one(&node).await.blocks(range(20, 20)).await.expect("answers"), [whole.clone()]);
+    }
+}
+
+#[tokio::test]
+async fn a_sporks_root_is_taken_and_no_other_block_without_its_system_transaction() {
+    let mut blocks = linked_blocks(20..=23, &[1], 1);
+    let root = blocks.get_mut(&20).expect("is there");
+    *root = Draft { block: root.block.clone(), ..Draft::root(20) };
+    root.block.collection_guarantees.clear();
+    let short = blocks.get_mut(&22).expect("is there");
+    short.not_executed = short.transactions.pop().into_iter().map(|(transaction, _)| transaction).collect();
+    let node = serving(blocks).await;
+    let source = one(&node).await;
+    let taken = source.blocks(range(20, 23)).await.expect("answers");
+    assert_eq!(taken.iter().map(|block| block.facts.tx_count).collect::<Vec<_>>(), [0, 2]);
+    let error = source.blocks(range(22, 23)).await.expect_err("is refused");
+    assert!(error.to_string().contains("system transaction isn't there"), "{error}");
 }
 
 #[tokio::test]
@@ -142,7 +216,10 @@ async fn a_block_that_a_node_cuts_short_in_silence_is_not_taken() {
     let node = serving(blocks).await;
     let source = one(&node).await;
     assert_eq!(source.blocks(range(20, 22)).await.expect("answers").len(), 1, "what comes before it");
-    assert_eq!(source.blocks(range(21, 22)).await.expect("answers"), [], "and it is asked for again");
+    // The node calls it sealed: an error that is seen, and asked for again.
+    let error = source.blocks(range(21, 22)).await.expect_err("is refused");
+    assert_eq!(error.kind(), ErrorKind::Retry);
+    assert!(error.to_string().contains("no transactions of collection"), "{error}");
 }
 
 #[tokio::test]
@@ -161,11 +238,15 @@ async fn f06_a_block_that_nothing_calls_sealed_is_not_taken() {
     let mut blocks = linked_blocks(20..=21, &[1], 1);
     blocks.extend(linked_blocks(22..=22, &[], 0));
     blocks.get_mut(&22).expect("is there").transactions.clear();
-    let said = serving(blocks.clone()).await;
-    assert_eq!(one(&said).await.blocks(range(20, 22)).await.expect("answers").len(), 3);
-    let silent = behaving(blocks, Behaviour { is_silent_on_seals: true, ..Behaviour::default() }).await;
-    let answer = one(&silent).await.blocks(range(20, 22)).await.expect("answers");
+    let silent =
+        behaving(blocks.clone(), Behaviour { is_silent_on_seals: true, ..Behaviour::default() }).await;
+    let source = one(&silent).await;
+    let answer = source.blocks(range(20, 22)).await.expect("answers");
     assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
+    assert_eq!(source.blocks(range(22, 22)).await.expect("answers"), [], "not yet");
+    // Where the node says so, it has to have them.
+    let said = serving(blocks).await;
+    one(&said).await.blocks(range(22, 22)).await.expect_err("is refused");
 }
 
 #[tokio::test]
