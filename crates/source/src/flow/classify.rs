@@ -24,7 +24,9 @@ pub(super) enum Refusal {
     RateLimited(String),
     /// Worth another try.
     Transient(String),
-    /// It will never answer this.
+    /// It will never answer this question, whoever asks: of a script, that it failed (flow-go answers that with INVALID_ARGUMENT).
+    BadRequest(String),
+    /// It will never answer this: it doesn't let us, or has lost it.
     Permanent(String),
 }
 
@@ -42,7 +44,8 @@ pub(super) fn classify(status: &Status) -> Refusal {
         Code::NotFound | Code::OutOfRange => Refusal::NotYet,
         Code::Unimplemented => Refusal::Unimplemented,
         Code::Internal if message.contains("error message is empty") => Refusal::BrokenBulk(message.into()),
-        Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
+        Code::InvalidArgument => Refusal::BadRequest(format!("{:?}: {message}", status.code())),
+        Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
             Refusal::Permanent(format!("{:?}: {message}", status.code()))
         }
         code => Refusal::Transient(format!("{code:?}: {message}")),
@@ -78,7 +81,9 @@ impl Refusal {
             Refusal::Unimplemented => {
                 SourceError::Permanent { endpoint, message: "it is too old for this call".into() }
             }
-            Refusal::Permanent(message) => SourceError::Permanent { endpoint, message },
+            Refusal::Permanent(message) | Refusal::BadRequest(message) => {
+                SourceError::Permanent { endpoint, message }
+            }
         })
     }
 }
@@ -123,6 +128,13 @@ mod tests {
         let broken = Status::internal("transaction failed but error message is empty for tx ID: 5");
         assert!(matches!(classify(&broken), Refusal::BrokenBulk(_)));
         assert!(matches!(classify(&Status::unavailable("x")), Refusal::Transient(_)));
-        assert!(matches!(classify(&Status::invalid_argument("x")), Refusal::Permanent(_)));
+        assert!(matches!(classify(&Status::invalid_argument("x")), Refusal::BadRequest(_)));
+    }
+
+    #[test]
+    fn a_script_failed_only_where_the_question_was_at_fault() {
+        for status in [Status::permission_denied("x"), Status::unauthenticated("x"), Status::data_loss("x")] {
+            assert!(matches!(classify(&status), Refusal::Permanent(_)), "{status}");
+        }
     }
 }

@@ -35,7 +35,7 @@ impl FlowSource {
         };
         match node.ask::<_, proto::ExecuteScriptResponse>(Call::ExecuteScriptAtBlockId, question).await {
             Ok(answer) => Ok(Script::Returned(answer.value)),
-            Err(Refusal::Permanent(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
+            Err(Refusal::BadRequest(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
             Err(refusal) => Err(error_of(node, at, refusal)),
         }
     }
