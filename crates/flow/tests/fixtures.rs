@@ -7,6 +7,7 @@ use cairn_flow::cdc::CdcValue;
 use cairn_flow::evm::{DirectKind, Executed, decode_payload};
 use cairn_flow::id::transaction_id;
 use cairn_flow::{EventType, Network};
+use serde_json::Value;
 
 #[test]
 fn all_transaction_ids_are_computed() {
@@ -19,17 +20,77 @@ fn all_transaction_ids_are_computed() {
     }
 }
 
+/// A value of the file as [`CdcValue::to_flat`] should show it, read by the words of JSON-CDC alone.
+fn plain(value: &Value) -> Value {
+    let inner = &value["value"];
+    match value["type"].as_str().expect("a kind") {
+        "Optional" if inner.is_null() => Value::Null,
+        "Optional" => plain(inner),
+        "Address" => format!("{:0>16}", inner.as_str().expect("text").trim_start_matches("0x")).into(),
+        "Array" => inner.as_array().expect("a list").iter().map(plain).collect(),
+        "Struct" | "Enum" => {
+            let fields = inner["fields"].as_array().expect("a list").iter();
+            let field =
+                |field: &Value| (field["name"].as_str().expect("text").to_owned(), plain(&field["value"]));
+            Value::Object(fields.map(field).collect())
+        }
+        "String" | "UFix64" | "Int" | "UInt8" | "UInt16" | "UInt64" | "UInt" => inner.clone(),
+        other => panic!("the file has a {other} now: say how it should look"),
+    }
+}
+
 #[test]
 fn all_recorded_events_are_read() {
     let Some(events) = support::json("events.jsoncdc.json") else { return };
-    for event in events.as_array().expect("a list") {
+    let events = events.as_array().expect("a list");
+    assert_eq!(events.len(), 12);
+    for event in events {
         let name = event["type"].as_str().expect("text").split(' ').next().expect("a word");
-        let parsed =
-            CdcValue::parse_event(event["payload"].as_str().expect("text").as_bytes()).expect("is read");
-        assert_eq!(parsed.id, name);
+        let payload = event["payload"].as_str().expect("text");
+        let parsed = CdcValue::parse_event(payload.as_bytes()).expect("is read");
+        let recorded: Value = serde_json::from_str(payload).expect("is JSON");
+        let recorded = recorded["value"]["fields"].as_array().expect("a list");
+        assert_eq!((parsed.id.as_str(), parsed.fields.len()), (name, recorded.len()));
         assert!(EventType::parse(&parsed.id).is_some());
-        assert!(!parsed.fields.is_empty());
+        for ((name, value), recorded) in parsed.fields.iter().zip(recorded) {
+            assert_eq!(name, recorded["name"].as_str().expect("text"), "{}", parsed.id);
+            assert_eq!(value.to_flat(), plain(&recorded["value"]), "{}: {name}", parsed.id);
+        }
     }
+    // And as numbers and addresses, of one that is known by heart.
+    let payload = events[0]["payload"].as_str().expect("text");
+    let withdrawn = CdcValue::parse_event(payload.as_bytes()).expect("is read");
+    let amount = withdrawn.field("amount").and_then(CdcValue::as_number).expect("a number");
+    assert_eq!(amount.to_scaled(8), Some(U256::from(6_000_000_000u64)));
+    let from = withdrawn
+        .field("from")
+        .and_then(CdcValue::unwrapped)
+        .and_then(CdcValue::as_address)
+        .expect("an address");
+    assert_eq!(from.to_string(), "0xb4e959600bd0f29e");
+}
+
+/// What a block is held to, as an explorer of mainnet recorded it: heights without a gap, and something of the chain's own in each, also where no user sent anything.
+#[test]
+fn every_recorded_mainnet_block_has_an_event_of_the_system() {
+    let (Some(blocks), Some(tx)) =
+        (support::json("findapi-blocks-141220562.json"), support::json("findapi-tx-e64cb7b0.json"))
+    else {
+        return;
+    };
+    let blocks = blocks["data"].as_array().expect("a list");
+    let number = |of: &Value| of.as_u64().expect("a number");
+    assert_eq!(blocks.len(), 20);
+    for (block, height) in blocks.iter().zip((141_220_543..=141_220_562).rev()) {
+        assert_eq!((number(&block["height"]), number(&block["system_event_count"])), (height, 1));
+        assert_eq!(hex::decode(block["id"].as_str().expect("text")).expect("hex").len(), 32);
+    }
+    assert!(blocks.iter().any(|block| number(&block["tx"]) == 0));
+    let tx = &tx["data"][0];
+    let of = blocks.iter().find(|block| block["height"] == tx["block_height"]).expect("is there");
+    assert_eq!((&of["id"], &of["timestamp"]), (&tx["block_id"], &tx["timestamp"]));
+    let spork = Network::Mainnet.sporks().iter().rfind(|spork| spork.root_height <= 141_220_543);
+    assert_eq!(spork.map(|spork| spork.name), Some("mainnet28"));
 }
 
 #[test]
