@@ -6,9 +6,9 @@ use cairn_flow::id::transaction_id;
 use cairn_flow::pair::named;
 use cairn_flow::proto::{Transaction, TransactionResult, TransactionStatus};
 use cairn_flow::terms::{evm_term, terms_of_receipts};
-use cairn_flow::{Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
-use cairn_flow_node::Draft;
+use cairn_flow::{BlockParts, Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
 use cairn_flow_node::draft::system;
+use cairn_flow_node::{Behaviour, Draft, Generator, GeneratorOptions};
 use proptest::prelude::*;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -165,6 +165,24 @@ fn system_transactions_that_no_result_names_are_left_out() {
     process.events.clear();
     parts.results[3] = process.encode_to_vec().into();
     assert!(matches!(assemble(&parts), Err(FlowError::Incomplete { .. })));
+}
+
+#[test]
+fn generated_blocks_are_whole() {
+    let generator = Generator::new(GeneratorOptions::new(5), Behaviour::default());
+    generator.grow(200);
+    let state = generator.state();
+    let state = state.lock().expect("not poisoned");
+    for block in state.chain.blocks() {
+        let parts = BlockParts {
+            block: block.block.clone(),
+            transactions: block.transactions.iter().map(|tx| tx.transaction.clone()).collect(),
+            results: block.transactions.iter().map(|tx| tx.result.clone()).collect(),
+            execution_result: block.execution_result.clone(),
+        };
+        let raw = assemble(&parts).expect("is whole");
+        assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID);
+    }
 }
 
 #[test]
