@@ -296,12 +296,12 @@ proptest! {
                 event.transaction_id = Bytes::new();
             }
         }
-        draft.name_collections();
         let mut parts = draft.parts();
         for (message, (_, _, more)) in parts.transactions.iter_mut().zip(&txs) {
             let more: &[u8] = [&b""[..], b"\x0a\x02{}", b"\x12\x01x", b"\xea\x04\x03new"][*more];
             *message = [&message[..], more].concat().into();
         }
+        draft.name_collections_of(&mut parts);
         let block = assemble(&parts).expect("is whole");
         let (body, receipts) = again(&block);
         prop_assert_eq!(body, block.body.to_vec());

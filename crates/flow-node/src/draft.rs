@@ -155,6 +155,16 @@ impl Draft {
         }
     }
 
+    /// Gives the collections the ids of transactions whose messages were changed after [`Draft::parts`]; all of these must be readable.
+    pub fn name_collections_of(&mut self, parts: &mut BlockParts) {
+        for ((transaction, _), message) in self.transactions.iter_mut().zip(&parts.transactions) {
+            *transaction = Transaction::decode(message.as_ref()).expect("a test's own message");
+        }
+        self.name_collections();
+        let named = self.parts();
+        (parts.block, parts.results) = (named.block, named.results);
+    }
+
     /// All transactions that the node names, in order.
     pub fn all_transactions(&self) -> impl Iterator<Item = &Transaction> {
         let is_system = |result: &TransactionResult| result.collection_id.iter().all(|byte| *byte == 0);
