@@ -149,6 +149,7 @@ pub struct DeriveConfig {
     /// Ranges are cut at multiples of this many heights.
     pub range_heights: u64,
     /// The same for single workers, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub range_heights_of: BTreeMap<String, u64>,
     /// Ranges of one mapper that are worked on at once in this process.
     pub workers_per_service: usize,

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -9,8 +10,10 @@ use rusqlite::Connection;
 use serde_json::json;
 use support::*;
 
-const COMMANDS: [&str; 10] =
-    ["run", "demo", "import", "serve", "status", "verify", "repair", "payloads", "migrate", "config"];
+const COMMANDS: [&str; 14] = [
+    "run", "leases", "workers", "errors", "reindex", "demo", "import", "serve", "status", "verify", "repair",
+    "payloads", "migrate", "config",
+];
 
 #[test]
 fn every_command_explains_itself() {
@@ -76,6 +79,20 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     }
     let words = end_of(cairn(dir.path()).args(["config", "--from", "10", "--to", "9"])).badly();
     assert!(words.contains("--to 9"), "{words}");
+    let words =
+        end_of(cairn(dir.path()).env("CAIRN_DERIVE__RANGE_HEIGHTS_OF", "{token_worker=0}").arg("config"))
+            .badly();
+    assert!(words.contains("derive.range_heights_of.token_worker"), "{words}");
+    for (name, value, wanted) in [
+        ("CAIRN_APP__PARTITION_HEIGHTS", "7", "app.partition_heights does nothing"),
+        ("CAIRN_APP__PARTITIONS", "{blocks=7}", "app.partitions does nothing"),
+        ("CAIRN_APP__DENORMALIZE_EVENTS", "true", "app.denormalize_events does nothing"),
+        ("CAIRN_RAW__PARTITIONS", "{block=7}", "no table `block`; there are blocks, transactions"),
+        ("CAIRN_RAW__PARTITIONS", "{blocks=0}", "raw.partitions.blocks must be at least 1"),
+    ] {
+        let words = end_of(cairn(dir.path()).env(name, value).arg("config")).badly();
+        assert!(words.contains(wanted), "{name}={value}: {words}");
+    }
     let words = end_of(cairn(dir.path()).arg("run")).badly();
     assert!(words.contains("--rpc"), "it says what to do: {words}");
 }
@@ -219,4 +236,43 @@ fn x03_an_unknown_schema_is_refused_by_every_command_and_left_alone() {
     assert!(fs::read(dir.path().join("archive/raw.sqlite")).expect("reads") == bytes, "nothing was changed");
     sql(dir.path(), |conn| conn.pragma_update(None, "user_version", version));
     verify_clean(dir.path(), "archive");
+}
+
+/// The names that begin with ours after each `mark` in a text.
+fn names_after(text: &str, mark: char) -> BTreeSet<String> {
+    let start = format!("{mark}cairn_");
+    let pieces = text.split(&start).skip(1);
+    let is_of_name = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
+    pieces
+        .filter_map(|piece| {
+            let end = piece.find(|letter| !is_of_name(letter))?;
+            // A label may follow in the document.
+            (piece[end..].starts_with([mark, '{'])).then(|| format!("cairn_{}", &piece[..end]))
+        })
+        .collect()
+}
+
+#[test]
+fn every_metric_is_documented_and_every_documented_one_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut folders: Vec<_> = ["api", "backends", "cairn", "explorer", "pipeline", "source", "store"]
+        .iter()
+        .map(|name| root.join("crates").join(name).join("src"))
+        .collect();
+    let mut used = BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("reads") {
+            let path = entry.expect("reads").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                used.extend(names_after(&fs::read_to_string(path).expect("reads"), '"'));
+            }
+        }
+    }
+    // The seed of the synthetic chain, in a comment.
+    used.remove("cairn_s1");
+    let documented = names_after(&fs::read_to_string(root.join("docs/metrics.md")).expect("reads"), '`');
+    assert!(used.len() > 40, "{used:?}");
+    assert_eq!(used, documented);
 }
