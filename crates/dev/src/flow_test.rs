@@ -195,11 +195,18 @@ async fn compare(report: &mut Report, when: &str, node: &FlowNode, followers: &m
             let ledger = node.state().ledger.clone();
             let app = archive.app().await?;
             let snapshot = app.snapshot().await?;
-            let truth = Truth { ledger: &ledger, height: tip(node)?.0, snapshot: &*snapshot };
+            let ages = GeneratorOptions::new(0);
+            let truth = Truth {
+                ledger: &ledger,
+                height: tip(node)?.0,
+                last_untold_height: ages.root_height + ages.old_heights - 1,
+                snapshot: &*snapshot,
+            };
             Ok((
                 truth.balances().await,
                 truth.items().await,
                 truth.keys().await,
+                truth.accounts().await,
                 truth.contracts().await,
                 truth.evm().await,
                 truth.transactions().await,
@@ -207,18 +214,20 @@ async fn compare(report: &mut Report, when: &str, node: &FlowNode, followers: &m
                 archive.no_errors().await,
             ))
         };
-        let (balances, items, keys, contracts, evm, transactions, metadata, errors) = match compared.await {
-            Ok(compared) => compared,
-            Err(error) => {
-                let error: anyhow::Error = error;
-                report.fail(format!("{backend}: tables {when}"), format!("{error:#}"));
-                continue;
-            }
-        };
+        let (balances, items, keys, accounts, contracts, evm, transactions, metadata, errors) =
+            match compared.await {
+                Ok(compared) => compared,
+                Err(error) => {
+                    let error: anyhow::Error = error;
+                    report.fail(format!("{backend}: tables {when}"), format!("{error:#}"));
+                    continue;
+                }
+            };
         for (what, compared) in [
             ("balances", balances),
             ("items", items),
             ("accounts and keys", keys),
+            ("creations and roles", accounts),
             ("contracts", contracts),
             ("EVM transactions, logs and owners", evm),
             ("transactions", transactions),

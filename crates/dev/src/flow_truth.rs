@@ -6,7 +6,9 @@ use alloy_primitives::hex::encode;
 use anyhow::{Result, ensure};
 use cairn_explorer::tables::contracts::CONTRACT_CODE;
 use cairn_explorer::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
-use cairn_explorer::tables::flow::accounts::{ACCOUNT_KEYS, COA_ACCOUNTS, FLOW_ACCOUNTS};
+use cairn_explorer::tables::flow::accounts::{
+    ACCOUNT_CREATIONS, ACCOUNT_KEYS, ACCOUNT_ROLES, COA_ACCOUNTS, FLOW_ACCOUNTS,
+};
 use cairn_explorer::tables::flow::contracts::ACCOUNT_CONTRACTS;
 use cairn_explorer::tables::flow::evm::EVM_EXECUTIONS;
 use cairn_explorer::tables::flow::transactions::FLOW_TX_METRICS;
@@ -14,6 +16,7 @@ use cairn_explorer::tables::holdings::FT_HOLDINGS;
 use cairn_explorer::tables::metadata::{NFT_COLLECTIONS, NFT_METADATA, TOKENS};
 use cairn_explorer::tables::nfts::{NFT_HOLDINGS, NFT_OWNERSHIP};
 use cairn_explorer::tables::transactions::TX_METRICS;
+use cairn_flow::FlowAddress;
 use cairn_flow_node::ledger::{ContractId, EvmTx, FlowTx, KeyForm};
 use cairn_flow_node::{Ledger, scripts};
 use cairn_store::derived::DerivedSnapshot;
@@ -27,6 +30,8 @@ const INLINE_MAX_BYTES: usize = 8_192;
 pub struct Truth<'l> {
     pub ledger: &'l Ledger,
     pub height: u64,
+    /// The last height at which no event told that an item was destroyed.
+    pub last_untold_height: u64,
     pub snapshot: &'l dyn DerivedSnapshot,
 }
 
@@ -62,7 +67,13 @@ impl Truth<'_> {
     pub async fn items(&self) -> Result<usize> {
         let items = self.ledger.items_at(self.height);
         let key = |(collection, id): &(ContractId, u64)| (contract(collection), id.to_string());
-        let truth = items.iter().map(|(of, item)| (key(of), item.owner.map(|owner| owner.bare()))).collect();
+        // Before Cadence 1.0 nothing told a burn from any other leaving.
+        let untold = self.ledger.items_at(self.last_untold_height);
+        let is_told = |of| !untold.get(of).is_some_and(|item| item.is_burned);
+        let truth = items.iter().map(|(of, item)| {
+            (key(of), (item.owner.map(|owner| owner.bare()), item.is_burned && is_told(of)))
+        });
+        let truth = truth.collect();
         let collection = |row: crate::flow_archive::Named<'_>| -> Result<_> {
             let collection = (
                 row.hex("contract_address")?.unwrap_or_default(),
@@ -72,7 +83,7 @@ impl Truth<'_> {
         };
         let found = self.table(&NFT_OWNERSHIP).await?.map(|row| {
             let item = collection(row)?;
-            Ok(Some((item, row.hex("owner")?)))
+            Ok(Some((item, (row.hex("owner")?, row.boolean("is_burned")?))))
         })?;
         let compared = same("nft_ownership", &truth, &found)?;
         let truth: BTreeMap<_, _> = items
@@ -133,6 +144,33 @@ impl Truth<'_> {
             Ok(Some((row.hex("address")?.unwrap_or_default(), counts)))
         })?;
         Ok(compared + same("flow_accounts", &accounts, &found)?)
+    }
+
+    /// `account_creations` and `account_roles`: where every account was created, and what accounts are in transactions.
+    pub async fn accounts(&self) -> Result<usize> {
+        let accounts = self.ledger.accounts.all_at(self.height);
+        let truth = accounts.filter_map(|(address, account)| Some((address.bare(), account.created_height?)));
+        let found = self.table(&ACCOUNT_CREATIONS).await?;
+        let found =
+            found.map(|row| Ok(Some((row.hex("address")?.unwrap_or_default(), row.int("block_height")?))))?;
+        let compared = same("account_creations", &truth.collect(), &found)?;
+        let mut truth: BTreeMap<_, [bool; 3]> = BTreeMap::new();
+        for (height, txs) in self.ledger.transactions.range(..=self.height) {
+            for tx in txs {
+                let of = |address: FlowAddress| (*height, Some(encode(tx.id)), Some(address.bare()));
+                truth.entry(of(tx.proposer)).or_default()[0] = true;
+                truth.entry(of(tx.payer)).or_default()[1] = true;
+                tx.authorizers.iter().for_each(|address| truth.entry(of(*address)).or_default()[2] = true);
+                truth.remove(&of(FlowAddress::ZERO));
+            }
+        }
+        let found = self.table(&ACCOUNT_ROLES).await?.map(|row| {
+            let key = (row.int("block_height")?, row.hex("transaction_id")?, row.hex("address")?);
+            let roles =
+                [row.boolean("is_proposer")?, row.boolean("is_payer")?, row.boolean("is_authorizer")?];
+            Ok(Some((key, roles)))
+        })?;
+        Ok(compared + same("account_roles", &truth, &found)?)
     }
 
     /// `account_contracts`: every contract that is there, and its code's hash.
