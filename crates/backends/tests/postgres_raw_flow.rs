@@ -7,16 +7,17 @@ mod pg;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cairn_backends::postgres::raw::PartitionSizes;
+use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
 use cairn_backends::postgres::{PgPool, PgRawOptions, PgRawStore};
 use cairn_core::{BlockLayout, ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
 use cairn_flow::proto::{CollectionGuarantee, TransactionResult};
-use cairn_flow::{FlowLayout, Network, assemble};
-use cairn_flow_node::Draft;
+use cairn_flow::{BlockParts, FlowLayout, Network, assemble};
+use cairn_flow_node::{Behaviour, Draft, Generator, GeneratorOptions, Ledger};
 use cairn_store::layout::{TxBytes, cut, rebuild_body, rebuild_receipts};
 use cairn_store::suite::blocks::as_stored;
 use cairn_store::{
-    AppendBatch, MemoryPayloads, PurgeProgress, RawDump, RawFiller, RawReader, RawWriter, Rollback, StoreInfo,
+    AppendBatch, MemoryPayloads, PurgeProgress, RawDump, RawFiller, RawReader, RawWriter, Rollback,
+    StoreInfo, TxPlace,
 };
 use proptest::prelude::*;
 
@@ -251,6 +252,96 @@ async fn filled_blocks_have_their_rows_and_repair_puts_lost_ones_again() {
     assert_reads(&store, &blocks).await;
     let third = "SELECT count(*) FROM raw.collections WHERE block_height = 13";
     assert_eq!(number(store.pool(), third).await, 1);
+}
+
+/// Blocks of a made-up chain in which EVM transactions stand.
+fn generated(blocks: u64) -> (Vec<RawBlock>, Ledger) {
+    let generator = Generator::new(GeneratorOptions::new(5), Behaviour::default());
+    generator.grow(blocks);
+    let state = generator.state();
+    let state = state.lock().expect("not poisoned");
+    let raw = state.chain.blocks().map(|served| {
+        let parts = BlockParts {
+            block: served.block.clone(),
+            transactions: served.transactions.iter().map(|tx| tx.transaction.clone()).collect(),
+            results: served.transactions.iter().map(|tx| tx.result.clone()).collect(),
+            execution_result: served.execution_result.clone(),
+        };
+        assemble(&parts).expect("is whole")
+    });
+    (raw.collect(), state.ledger.clone())
+}
+
+#[tokio::test]
+async fn f04_evm_hashes_are_looked_up_and_their_lookups_mended_both_ways() {
+    let Some(db) = pg::database().await else { return };
+    let store = begun(PgRawOptions { partitions: PartitionSizes::all(2_000), ..options(&db) }).await;
+    let (blocks, ledger) = generated(150);
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.append(fence, batch(&blocks)).await.expect("appends");
+    let all = HeightRange::new(blocks[0].facts.height, Height(5_000));
+    let evm: Vec<_> = ledger.evm_transactions.values().flatten().collect();
+    assert!(evm.len() > 10, "{}", evm.len());
+    let place = |height: u64, index: usize| TxPlace { height: Height(height), index: index as u32 };
+    let find = async |hash: [u8; 32], range: HeightRange| {
+        let snapshot = store.snapshot().await.expect("reads");
+        snapshot.find_evm(hash, range).await.expect("reads").expect("this store has such lookups")
+    };
+    let assert_all_found = async || {
+        for tx in &evm {
+            assert_eq!(find(tx.hash.0, all).await, [place(tx.height, tx.flow_tx_index)]);
+        }
+    };
+    assert_all_found().await;
+    let (first, last) = (evm[0], evm[evm.len() - 1]);
+    assert_eq!(find([0xab; 32], all).await, []);
+    assert_eq!(find(last.hash.0, HeightRange::one(Height(last.height - 1))).await, []);
+    assert_eq!(store.repair_lookups(all).await.expect("repairs"), Repaired::default());
+    assert_eq!(store.repair_evm_lookups(all).await.expect("repairs"), Repaired::default());
+
+    // Whose transaction is gone: passed over, and removed by what looks at rows alone.
+    let hex = |bytes: &[u8]| format!("decode('{}', 'hex')", hex::encode(bytes));
+    db.sql(&format!(
+        "INSERT INTO raw.evm_lookup (height, evm_index, evm_hash, tx_id) VALUES ({}, 99, {}, {})",
+        first.height,
+        hex(&[0xab; 32]),
+        hex(&[0xcd; 32])
+    ))
+    .await;
+    assert_eq!(find([0xab; 32], all).await, []);
+    let repaired = store.repair_lookups(all).await.expect("repairs");
+    assert_eq!((repaired.lookups_removed, repaired.lookups_written), (1, 0));
+
+    // Lost, of another transaction that is there, and invented in a block without any.
+    let other = &ledger.transactions[&last.height].iter().rfind(|tx| tx.is_system).expect("one").id;
+    let without = blocks.iter().map(|block| block.facts.height.get());
+    let without = without.into_iter().find(|height| !ledger.evm_transactions.contains_key(height));
+    let without = without.expect("a block without EVM transactions");
+    let there = ledger.transactions[&without][0].id;
+    db.sql(&format!(
+        "DELETE FROM raw.evm_lookup WHERE evm_hash = {};
+         UPDATE raw.evm_lookup SET tx_id = {} WHERE evm_hash = {};
+         INSERT INTO raw.evm_lookup (height, evm_index, evm_hash, tx_id) VALUES ({without}, 0, {}, {})",
+        hex(&first.hash.0),
+        hex(other),
+        hex(&last.hash.0),
+        hex(&[0xef; 32]),
+        hex(&there)
+    ))
+    .await;
+    assert_eq!(find(first.hash.0, all).await, []);
+    // What stands in rows alone says nothing against these.
+    assert_eq!(store.repair_lookups(all).await.expect("repairs"), Repaired::default());
+    let repaired = store.repair_evm_lookups(all).await.expect("repairs");
+    assert_eq!((repaired.lookups_removed, repaired.lookups_written), (2, 2));
+    assert_eq!(store.repair_evm_lookups(all).await.expect("repairs"), Repaired::default());
+    assert_all_found().await;
+    assert_eq!(find([0xef; 32], all).await, []);
+    // A block that is written again has its lookups again.
+    db.sql("DELETE FROM raw.evm_lookup").await;
+    let at = blocks.iter().find(|block| block.facts.height.get() == last.height).expect("the block");
+    store.repair_block(at.clone()).await.expect("repairs");
+    assert_eq!(find(last.hash.0, all).await, [place(last.height, last.flow_tx_index)]);
 }
 
 /// Cut by its layout and put together again: body and receipts.

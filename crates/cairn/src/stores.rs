@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use async_trait::async_trait;
 use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
-use cairn_backends::postgres::raw::PartitionSizes;
+use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
 use cairn_backends::sqlite::{LogTerms, SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
 use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
@@ -45,6 +45,11 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
     /// Makes the lookups of these heights what the rows say, and names the heights whose rows don't fit their block's counts.
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError>;
 
+    /// Makes the lookups of EVM transactions inside transactions what the blocks say, which are read whole; nothing where a store has none.
+    async fn repair_evm_lookups(&self, _range: HeightRange) -> Result<RepairedLookups, StoreError> {
+        Ok(RepairedLookups::default())
+    }
+
     /// Writes the rows of a canonical block again, which was fetched and verified.
     async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError>;
 
@@ -61,6 +66,16 @@ pub struct RepairedLookups {
     pub removed: u64,
     /// Heights whose rows are incomplete.
     pub damaged: Vec<Height>,
+}
+
+impl From<Repaired> for RepairedLookups {
+    fn from(found: Repaired) -> Self {
+        RepairedLookups {
+            written: found.lookups_written,
+            removed: found.lookups_removed,
+            damaged: found.damaged,
+        }
+    }
 }
 
 /// Lookups are index runs here, and are looked at with all else that the index has.
@@ -91,12 +106,11 @@ impl RawStore for PgRawStore {
     }
 
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
-        let found = PgRawStore::repair_lookups(self, range).await?;
-        Ok(RepairedLookups {
-            written: found.lookups_written,
-            removed: found.lookups_removed,
-            damaged: found.damaged,
-        })
+        Ok(PgRawStore::repair_lookups(self, range).await?.into())
+    }
+
+    async fn repair_evm_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
+        Ok(PgRawStore::repair_evm_lookups(self, range).await?.into())
     }
 
     async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError> {

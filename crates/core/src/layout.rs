@@ -15,6 +15,11 @@ pub trait BlockLayout: Send + Sync + std::fmt::Debug {
     fn has_scripts(&self) -> bool {
         false
     }
+
+    /// Whether transactions may hold EVM transactions ([`EvmLookup`]): their lookups are then held against the blocks in a repair.
+    fn has_evm_lookups(&self) -> bool {
+        false
+    }
 }
 
 /// Cuts nothing.

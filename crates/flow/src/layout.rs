@@ -74,6 +74,10 @@ impl BlockLayout for FlowLayout {
     fn has_scripts(&self) -> bool {
         true
     }
+
+    fn has_evm_lookups(&self) -> bool {
+        true
+    }
 }
 
 /// The script and the arguments of a transaction whose message begins at `start`.

@@ -16,6 +16,9 @@ pub struct TxPlace {
     pub index: u32,
 }
 
+/// The most places that [`RawSnapshot::find_evm`] names: an EVM hash stands at one place, but for what a chain did wrong.
+pub const MAX_EVM_PLACES: usize = 16;
+
 /// Which blocks may hold logs of interest: for each group one of its terms has to be in the block.
 ///
 /// No groups: every block with a log. A group without terms matches nothing.
@@ -71,6 +74,13 @@ pub trait RawSnapshot: Send + Sync {
 
     /// The canonical place of a transaction; the first one where an id stands at several.
     async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>>;
+
+    /// The canonical places in `range` of the transactions that hold the EVM transaction of this hash, ascending; at most [`MAX_EVM_PLACES`].
+    /// `None`: this store has no lookup of such hashes, and the block's log terms find it. A lookup whose transaction is gone is passed over, so
+    /// an empty list is no proof that there is none.
+    async fn find_evm(&self, _evm_hash: [u8; 32], _range: HeightRange) -> Result<Option<Vec<TxPlace>>> {
+        Ok(None)
+    }
 
     /// Up to `limit` heights in `range` (and within the head's range), ascending, whose blocks may hold matching logs:
     /// no block that has a match is left out; a block without one may be among them. Fewer than `limit`: there are no more.

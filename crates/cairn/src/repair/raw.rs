@@ -1,7 +1,7 @@
 //! The raw store's part of a repair.
 //!
-//! In this order: lookups are made what the rows say, and blocks whose counts disagree are named, over all of the range; the blocks of the part that is looked at in full
-//! are held against their own hashes and their index entries; what is damaged is fetched from the node, verified as any other block, and
+//! In this order: lookups are made what the rows say, and blocks whose counts disagree are named, over all of the range; in the part that is looked at in full, lookups of EVM transactions
+//! inside transactions are made what the blocks say, and blocks are held against their own hashes and their index entries; what is damaged is fetched from the node, verified as any other block, and
 //! written; index entries that are still wrong are made anew; and what was damaged is looked at once more.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use cairn_store::{RawReader, StoreError};
 
 use super::{Report, ranges_of};
 use crate::chain::Chain;
-use crate::stores::RawStore;
+use crate::stores::{RawStore, RepairedLookups};
 
 /// Heights whose lookups are repaired in one transaction.
 const STEP_HEIGHTS: u64 = 10_000;
@@ -49,18 +49,15 @@ pub async fn repair(
     for step in range.chunks(STEP_HEIGHTS) {
         let found = store.repair_lookups(step).await?;
         report.heights += step.len();
-        report.lookups_written += found.written;
-        report.lookups_removed += found.removed;
-        if found.written + found.removed > 0 {
-            report.name(format!(
-                "heights {step}: {} lookups written, {} removed",
-                found.written, found.removed
-            ));
-        }
+        tell(&mut report, step, "lookups", &found);
         for height in &found.damaged {
             report.name(format!("height {height}: the block's rows are missing or don't fit its counts"));
         }
         blocks.extend(found.damaged);
+    }
+    for step in full.chunks(STEP_HEIGHTS) {
+        // Blocks that can't be read are the audit's to name.
+        tell(&mut report, step, "lookups of EVM transactions", &store.repair_evm_lookups(step).await?);
     }
     let audited = look(&reader, chain, full, &mut progress).await?;
     report.blocks += audited.blocks;
@@ -119,6 +116,14 @@ pub async fn repair(
         report.unmended.push(format!("height {}: {}", finding.height, finding.problem));
     }
     Ok(report)
+}
+
+fn tell(report: &mut Report, step: HeightRange, what: &str, found: &RepairedLookups) {
+    report.lookups_written += found.written;
+    report.lookups_removed += found.removed;
+    if found.written + found.removed > 0 {
+        report.name(format!("heights {step}: {} {what} written, {} removed", found.written, found.removed));
+    }
 }
 
 /// The first and the last height of a range.

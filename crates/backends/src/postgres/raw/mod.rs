@@ -22,6 +22,7 @@ mod assemble;
 mod debug;
 mod dump;
 mod errors;
+mod evm_lookup;
 mod filler;
 mod head;
 mod maintain;

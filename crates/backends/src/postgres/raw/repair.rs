@@ -29,15 +29,21 @@ pub struct Repaired {
     pub damaged: Vec<Height>,
 }
 
+pub(super) fn demand_bounded(range: HeightRange) -> Result<()> {
+    if range.len() <= MAX_HEIGHTS {
+        return Ok(());
+    }
+    Err(StoreError::Invalid(format!(
+        "repair: {} heights at once, at most {MAX_HEIGHTS}; ask for them one part after the other",
+        range.len()
+    )))
+}
+
 impl PgRawStore {
-    /// Makes the lookups of the canonical heights in `range` what the rows say, and names the heights whose rows don't fit their block's counts.
+    /// Makes the lookups of the canonical heights in `range` what the rows say, and names the heights whose rows don't fit their block's counts. Of
+    /// EVM transactions inside transactions it removes lookups whose transactions are gone; see [`PgRawStore::repair_evm_lookups`].
     pub async fn repair_lookups(&self, range: HeightRange) -> Result<Repaired> {
-        if range.len() > MAX_HEIGHTS {
-            return Err(StoreError::Invalid(format!(
-                "repair: {} heights at once, at most {MAX_HEIGHTS}; ask for them one part after the other",
-                range.len()
-            )));
-        }
+        demand_bounded(range)?;
         self.shared
             .commit("repair_lookups", |tx| Box::pin(async move { repair_lookups(tx, range).await }))
             .await
@@ -163,6 +169,8 @@ async fn repair_lookups(tx: &Tx, range: HeightRange) -> Result<Repaired> {
         "DELETE FROM raw.tx_lookup l WHERE l.block_height >= $1 AND l.block_height < $2 AND NOT EXISTS ( \
            SELECT FROM raw.transactions t WHERE t.block_height = l.block_height AND t.id = l.id \
              AND t.transaction_index = l.tx_index)",
+        "DELETE FROM raw.evm_lookup l WHERE l.height >= $1 AND l.height < $2 AND NOT EXISTS ( \
+           SELECT FROM raw.transactions t WHERE t.block_height = l.height AND t.id = l.tx_id)",
     ];
     let mut repaired = Repaired::default();
     for statement in removed {

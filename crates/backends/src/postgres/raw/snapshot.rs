@@ -16,7 +16,7 @@ use super::head::{get_array, get_height, get_id, get_u32, get_u64, sql};
 use super::read::{self, Measured, Which};
 use super::runs::{RunPages, in_run, live_runs};
 use super::view::View;
-use super::{Shared, blocking, filler};
+use super::{Shared, blocking, evm_lookup, filler};
 use crate::postgres::PgConn;
 use crate::postgres::error::{corrupt, db};
 
@@ -180,6 +180,14 @@ impl RawSnapshot for PgSnapshot {
             )
             .await?;
         row.map(|row| Ok(TxPlace { height: get_height(&row, 0)?, index: get_u32(&row, 1)? })).transpose()
+    }
+
+    async fn find_evm(&self, evm_hash: [u8; 32], range: HeightRange) -> Result<Option<Vec<TxPlace>>> {
+        if !self.shared.options.layout.has_evm_lookups() {
+            return Ok(None);
+        }
+        let conn = self.view.conn().await?;
+        evm_lookup::find(&conn, evm_hash, range.intersect(self.head.range())).await.map(Some)
     }
 
     async fn log_candidates(
