@@ -79,7 +79,7 @@ def walk(pair):
             for suffix in ("", "?events=true", "/events", "/raw", "/transfers"):
                 pair.ask(path + suffix)
             addresses.update(v for k, v in transaction.items() if isinstance(v, str) and re.fullmatch("0x[0-9a-f]{40}", v))
-    for path in ("/v1/blocks?limit=7", "/v1/blocks?order=asc&limit=7", "/v1/transactions?limit=7"):
+    for path in ("/v1/blocks?limit=7", "/v1/blocks?order=asc&limit=7", "/v1/transactions?limit=7", "/v1/flow/evm/blocks?limit=7"):
         pair.ask(path)
     for token in pair.ask("/v1/tokens?limit=50")[:SAMPLES]:
         address = token["address"]
@@ -96,11 +96,11 @@ def walk(pair):
             number = item.get("nft_id") or item.get("token_id") or item.get("id")
             pair.ask(f"{path}/items/{number}")
     for contract in pair.ask("/v1/contracts?limit=20")[:SAMPLES]:
-        for suffix in ("", "/code"):
+        for suffix in ("", "/code", "/versions"):
             pair.ask(f"/v1/contracts/{contract['address']}{suffix}")
         addresses.add(contract["address"])
     for address in sorted(addresses)[: 3 * SAMPLES]:
-        for list_name in ("", "/transactions", "/transfers", "/nft-transfers", "/holdings", "/nfts", "/contracts"):
+        for list_name in ("", "/transactions", "/transfers", "/nft-transfers", "/holdings", "/nfts", "/contracts", "/keys"):
             pair.ask(f"/v1/accounts/{address}{list_name}" + ("?limit=6" if list_name else ""))
         pair.ask(f"/v1/search?q={address}")
         pair.ask(f"/v1/search?q={address.upper().replace('0X', '0X')}")

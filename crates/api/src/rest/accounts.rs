@@ -1,9 +1,11 @@
 //! Accounts: what is counted of an address, and the lists of what concerns it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use cairn_core::Height;
 use cairn_store::derived::{Key, Row, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -120,7 +122,7 @@ pub(crate) struct AccountTransaction {
     pub is_recipient: bool,
     pub is_created: bool,
     pub is_transfer_party: bool,
-    /// The transaction itself. Null where `evm_worker` is not enabled, and on Flow, where `/v1/transactions/{id}` has it.
+    /// The transaction itself. Null on EVM chains where `evm_worker` is not enabled.
     pub transaction: Option<TransactionRow>,
 }
 
@@ -169,7 +171,7 @@ pub(crate) async fn list_account_transactions(
 ) -> Result<Json<Page<AccountTransaction>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
     let address = api.chain().address("address", &text)?;
-    // On Flow that table has the transactions of the EVM side.
+    // On Flow that table has the transactions of the EVM side: its own are in the raw store.
     let welcome: &[&str] = if api.chain() == RestChain::Evm { &["evm_transactions"] } else { &[] };
     let view = View::open(&api, &["address_transactions"], welcome).await?;
     let binding = Binding::new("account transactions", &[&hex::encode(&address), paging.order_word()]);
@@ -188,9 +190,14 @@ pub(crate) async fn list_account_transactions(
             .collect::<Result<Vec<_>, Problem>>()?;
         transactions = view.tables()?.rows("evm_transactions", &keys).await?;
     }
+    let mut of_flow = match view.kind() {
+        RestChain::Flow(_) => flow::list::at_places(&view, &places(&view, &found.rows)?).await?,
+        RestChain::Evm => HashMap::new(),
+    };
     let mut data = Vec::with_capacity(found.rows.len());
     for (n, (_, row)) in found.rows.iter().enumerate() {
         let fields = Fields::new(view.table("address_transactions")?, row);
+        let place = (fields.height("block_height")?, fields.index("transaction_index")?);
         let timestamp_ms = fields.uint("block_timestamp_ms")?;
         let transaction = transactions.get(n).and_then(Option::as_ref);
         data.push(AccountTransaction {
@@ -204,10 +211,24 @@ pub(crate) async fn list_account_transactions(
             is_recipient: fields.boolean("is_recipient")?,
             is_created: fields.boolean("is_created")?,
             is_transfer_party: fields.boolean("is_transfer_party")?,
-            transaction: transaction.map(|row| TransactionRow::of(&view, row)).transpose()?,
+            transaction: match of_flow.remove(&place) {
+                Some(row) => Some(row),
+                None => transaction.map(|row| TransactionRow::of(&view, row)).transpose()?,
+            },
         });
     }
     Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
+}
+
+/// The places of rows of `address_transactions`.
+fn places(view: &View, rows: &[(usize, Row)]) -> Result<Vec<(Height, u32)>, Problem> {
+    let table = view.table("address_transactions")?;
+    rows.iter()
+        .map(|(_, row)| {
+            let fields = Fields::new(table, row);
+            Ok((fields.height("block_height")?, fields.index("transaction_index")?))
+        })
+        .collect()
 }
 
 /// Of an address's transfers.

@@ -11,6 +11,7 @@
 
 mod accounts;
 mod answer;
+mod beside;
 mod blocks;
 mod chain;
 mod contracts;
@@ -180,6 +181,9 @@ pub fn router(state: RestState) -> Result<Router, serde_json::Error> {
         .routes(routes!(contracts::list_contracts))
         .routes(routes!(contracts::get_contract))
         .routes(routes!(contracts::get_contract_code))
+        .routes(routes!(flow::history::list_account_keys))
+        .routes(routes!(flow::history::list_contract_versions))
+        .routes(routes!(flow::history::list_evm_blocks))
         .routes(routes!(logs::list_logs))
         .routes(routes!(stats::list_days))
         .routes(routes!(search::search))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use cairn_core::{BlockId, Height, TxId};
+use cairn_store::TxPlace;
 use cairn_store::derived::{Scan, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -15,7 +16,7 @@ use super::answer::Answer;
 use super::chain::{ContractName, RestChain, flow_contract};
 use super::contracts::Contract;
 use super::fields::Fields;
-use super::flow::transaction::find_evm;
+use super::flow::transaction::{look_up_evm, search_evm};
 use super::params;
 use super::params::Params;
 use super::problem::Problem;
@@ -138,11 +139,7 @@ pub(crate) async fn search(
                 data.push(Found::Block { height: Num(height.get()), id: Hash::of(hash) });
             }
             let id = TxId(*hash);
-            let mut found = view.chain().find_tx(id).await?.map(|place| (place, id));
-            if let (None, RestChain::Flow(network)) = (&found, view.kind()) {
-                found = find_evm(&view, network, id, view.head().range()).await?;
-            }
-            if let Some((place, id)) = found {
+            if let Some((place, id)) = transaction(&view, id).await? {
                 data.push(Found::Transaction {
                     id: Hash::of(id.as_bytes()),
                     block_height: Num(place.height.get()),
@@ -175,6 +172,21 @@ pub(crate) async fn search(
 
 async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
     View::open(api, needed, welcome).await
+}
+
+/// A transaction by its id, or on Flow by the hash of an EVM transaction in it.
+async fn transaction(view: &View, id: TxId) -> Result<Option<(TxPlace, TxId)>, Problem> {
+    let RestChain::Flow(network) = view.kind() else {
+        return Ok(view.chain().find_tx(id).await?.map(|place| (place, id)));
+    };
+    let range = view.head().range();
+    if let Some(found) = look_up_evm(view, network, id, range).await? {
+        return Ok(Some(found));
+    }
+    match view.chain().find_tx(id).await? {
+        Some(place) => Ok(Some((place, id))),
+        None => search_evm(view, network, id, range).await,
+    }
 }
 
 async fn is_contract(view: &View, contract: &ContractName) -> Result<Option<bool>, Problem> {

@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::{Answer, BlockStamp, Page, PageInfo};
+use super::beside::{self, TouchedContract};
 use super::blocks;
 use super::chain::RestChain;
 use super::cursor::Binding;
@@ -179,6 +180,15 @@ pub(crate) struct Transaction {
     pub blob_gas_price: Option<Amount>,
     /// Wei for the data on the chain below, where the node said.
     pub l1_fee: Option<Amount>,
+    /// All that was paid for it, in the chain's smallest unit: wei; on Flow 10^-8 FLOW, and 0 for what the chain itself made. Null where it isn't
+    /// known, and where `tx_metrics_worker` is not enabled or has not done its block.
+    pub fee: Option<Amount>,
+    /// The first 200 of the contracts that it touched. Null where `tx_contracts_worker` is not enabled or has not done its block.
+    #[schema(max_items = 200)]
+    pub contracts: Option<Vec<TouchedContract>>,
+    /// On Flow what kinds of things it did, such as `evm`, `ft`, `account-created`. Null on other chains, and where `contracts` is null.
+    #[schema(max_items = 200)]
+    pub tags: Option<Vec<String>>,
     pub event_count: u32,
     /// Of a Flow transaction; else null.
     pub flow: Option<FlowTransaction>,
@@ -228,6 +238,9 @@ impl Transaction {
             blob_gas_used: None,
             blob_gas_price: None,
             l1_fee: None,
+            fee: None,
+            contracts: None,
+            tags: None,
             event_count: 0,
             flow: None,
             events: None,
@@ -329,7 +342,7 @@ fn height_of(text: Option<&str>) -> Result<Option<Height>, Problem> {
     text.map(|text| params::decimal("height", text, params::MAX_HEIGHT_DIGITS).map(Height)).transpose()
 }
 
-/// Finds a transaction by its id, or on Flow by the hash of an EVM transaction in it. Where an id stands in more than one block, the newest block's
+/// Finds a transaction by its id, or on Flow by the hash of an EVM transaction in it: that hash's lookup comes first, then the id, then the log terms. Where an id stands in more than one block, the newest block's
 /// counts where that has it, else the first one's; or that of the block which is meant.
 async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, Problem> {
     let unknown = || match height {
@@ -339,6 +352,13 @@ async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, 
     if let Some(height) = height {
         blocks::at(view, height).await?;
     }
+    let range = height.map_or(view.head().range(), HeightRange::one);
+    let of_evm = |(place, id): (TxPlace, TxId)| Located { id, place, first: place.height };
+    if let RestChain::Flow(network) = view.kind()
+        && let Some(found) = flow::transaction::look_up_evm(view, network, id, range).await?
+    {
+        return Ok(of_evm(found));
+    }
     if let Some(first) = view.chain().find_tx(id).await? {
         let place = match (height, view.kind()) {
             (Some(height), _) => flow::transaction::in_block(view, id, height).await?.ok_or_else(unknown)?,
@@ -347,11 +367,10 @@ async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, 
         };
         return Ok(Located { id, place, first: first.height });
     }
-    if let RestChain::Flow(network) = view.kind() {
-        let range = height.map_or(view.head().range(), HeightRange::one);
-        if let Some((place, id)) = flow::transaction::find_evm(view, network, id, range).await? {
-            return Ok(Located { id, place, first: place.height });
-        }
+    if let RestChain::Flow(network) = view.kind()
+        && let Some(found) = flow::transaction::search_evm(view, network, id, range).await?
+    {
+        return Ok(of_evm(found));
     }
     Err(unknown())
 }
@@ -458,13 +477,20 @@ pub(crate) async fn get_transaction(
 ) -> Result<Json<Answer<Transaction>>, Problem> {
     let id = params::tx_id(&id)?;
     let height = height_of(query.height.as_deref())?;
-    let view = View::raw(&api).await?;
+    let mut view = View::with_welcome(&api, &beside::TABLES).await?;
     let located = find(&view, id, height).await?;
+    view.keep_those_at(located.place.height).await?;
     let (stored, tx) = decode(&view, located.place).await?;
     let mut data = tx.answer(&stored);
-    if let Some(flow) = data.flow.as_mut().filter(|flow| flow.is_system) {
-        flow.repeats = Some(Repeats::of(&view, located.first, located.place.height));
+    if let Some(flow) = &mut data.flow {
+        if flow.is_system {
+            flow.repeats = Some(Repeats::of(&view, located.first, located.place.height));
+        }
+        for evm in &mut flow.evm {
+            evm.is_asked = located.id != id && evm.hash.0[..] == id.0[..];
+        }
     }
+    data.add_derived(&view, located.place.height, located.id).await?;
     if query.events == Some(true) {
         let limit = api.limits().max_page_rows;
         let paging = Paging { limit, cursor: None, descending: false };

@@ -23,6 +23,8 @@ use super::words::Num;
 
 /// How many entries of the reorg log are read at once.
 const REORGS_PER_READ: usize = 64;
+/// How long an answer of the raw store waits for what is shown beside it.
+const BESIDE_MS: u64 = 1_000;
 
 /// What one request sees.
 pub(crate) struct View {
@@ -96,6 +98,37 @@ impl View {
             }
         }
         Err(Problem::new(Code::ForksDisagree, format!("{why}; try again in a moment")))
+    }
+
+    /// Of the raw store, with the workers of the tables `welcome` beside where they can be counted in. Trouble with the app store takes nothing
+    /// from what the raw store says: the view is then of the raw store alone, and its `required_workers` say so.
+    pub(crate) async fn with_welcome(api: &Api, welcome: &[&str]) -> Result<View, Problem> {
+        if api.app().is_none() {
+            return View::raw(api).await;
+        }
+        let within = Duration::from_millis(BESIDE_MS);
+        match tokio::time::timeout(within, View::open(api, &[], welcome)).await {
+            Ok(Ok(view)) => return Ok(view),
+            Ok(Err(problem)) => tracing::debug!(problem = %problem.detail, "answered without derived tables"),
+            Err(_) => {
+                tracing::debug!("answered without derived tables: they took longer than {BESIDE_MS} ms")
+            }
+        }
+        View::raw(api).await
+    }
+
+    /// Leaves out the workers that have not done the block at `height`.
+    pub(crate) async fn keep_those_at(&mut self, height: Height) -> Result<(), Problem> {
+        let before = self.workers.len();
+        self.workers.retain(|worker| worker.last.height >= height);
+        if self.workers.len() == before {
+            return Ok(());
+        }
+        self.watermark = match self.workers.iter().map(|worker| worker.last.height).min() {
+            Some(lowest) => self.raw.block(lowest, Parts::empty()).await?.map(|block| block.facts),
+            None => tip(&*self.raw).await?,
+        };
+        Ok(())
     }
 
     async fn once(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Unfit> {

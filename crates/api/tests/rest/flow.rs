@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::endpoints::Document;
 use crate::world::{World, limits};
 
-const NETWORK: Network = Network::Emulator;
+pub const NETWORK: Network = Network::Emulator;
 /// The first height of the chain, and how many blocks it has: of every age.
 const ROOT: u64 = 1_000;
 const BLOCKS: u64 = 170;
@@ -20,9 +20,9 @@ const BLOCKS: u64 = 170;
 const CADENCE_1: u64 = ROOT + 120;
 const TIP: u64 = ROOT + BLOCKS - 1;
 
-struct Flow {
-    world: World,
-    ledger: Ledger,
+pub struct Flow {
+    pub world: World,
+    pub ledger: Ledger,
 }
 
 fn chain() -> (Vec<RawBlock>, Ledger) {
@@ -43,17 +43,24 @@ fn chain() -> (Vec<RawBlock>, Ledger) {
 }
 
 impl Flow {
-    async fn new() -> Flow {
+    pub async fn new() -> Flow {
+        let flow = Flow::underived().await;
+        let settings = Settings { network: Some(NETWORK), ..Settings::default() };
+        flow.world.derive_by(flow_processors(&settings)).await;
+        flow
+    }
+
+    /// Before any worker has begun.
+    pub async fn underived() -> Flow {
         let (blocks, ledger) = chain();
         let catalog = flow_catalog().expect("tables");
         let kind = RestChain::Flow(NETWORK);
         let world = World::of(kind, NETWORK.chain_number(), catalog, blocks, limits()).await;
-        world.derive_by(flow_processors(&Settings { network: Some(NETWORK), ..Settings::default() })).await;
         Flow { world, ledger }
     }
 
     /// All transactions with their heights and places, in order.
-    fn transactions(&self) -> Vec<(u64, usize, FlowTx)> {
+    pub fn transactions(&self) -> Vec<(u64, usize, FlowTx)> {
         let of_block = |(height, txs): (&u64, &Vec<FlowTx>)| {
             txs.iter().enumerate().map(|(index, tx)| (*height, index, tx.clone())).collect::<Vec<_>>()
         };
@@ -61,12 +68,12 @@ impl Flow {
     }
 
     /// A user's transaction.
-    fn one(&self, fits: impl Fn(&FlowTx) -> bool) -> (u64, usize, FlowTx) {
+    pub fn one(&self, fits: impl Fn(&FlowTx) -> bool) -> (u64, usize, FlowTx) {
         self.transactions().into_iter().find(|(_, _, tx)| !tx.is_system && fits(tx)).expect("there is one")
     }
 }
 
-fn hex32(id: &[u8; 32]) -> String {
+pub fn hex32(id: &[u8; 32]) -> String {
     TxId(*id).to_string()
 }
 
@@ -91,6 +98,9 @@ async fn every_path_answers_on_flow_as_its_document_says() {
     let (height, _, tx) = flow.one(|tx| tx.events > 2);
     let (_, _, failed) = flow.one(|tx| tx.is_failed);
     let (tx, failed) = (hex32(&tx.id), hex32(&failed.id));
+    let mut accounts = flow.ledger.accounts.all_at(TIP);
+    let keyed = accounts.find(|(_, account)| account.created_height.is_some() && !account.keys.is_empty());
+    let keyed = keyed.expect("an account with keys").0.to_string();
     let evm = flow.ledger.evm_transactions.values().flatten().next().expect("an EVM transaction");
     let (evm, sender) = (evm.hash, evm.from);
     let log = flow
@@ -136,6 +146,9 @@ async fn every_path_answers_on_flow_as_its_document_says() {
         format!("/v1/nft-collections/{collection}/transfers?item={item}"),
         "/v1/contracts".into(),
         format!("/v1/contracts/{contract}"),
+        format!("/v1/accounts/{keyed}/keys?order=asc"),
+        format!("/v1/contracts/{contract}/versions"),
+        "/v1/flow/evm/blocks?limit=3".into(),
         format!("/v1/logs?address={log}"),
         "/v1/stats/daily".into(),
         format!("/v1/search?q={height}"),
@@ -333,6 +346,10 @@ async fn holdings_items_and_accounts_are_those_of_the_ledger() {
             account.keys.iter().map(|key| key.revoked.is_some()).collect::<Vec<_>>(),
             "{address}: {said}"
         );
+        let (changes, _) = world.pages(&format!("/v1/accounts/{address}/keys?limit=2&order=asc")).await;
+        let of = |change: &str| changes.iter().filter(|row| row["change"] == change).count();
+        assert_eq!(of("added"), account.keys.len(), "{address}");
+        assert_eq!(of("revoked"), account.keys.iter().filter(|key| key.revoked.is_some()).count());
         let there: Vec<_> = said["contracts"]
             .as_array()
             .expect("contracts")
@@ -341,6 +358,13 @@ async fn holdings_items_and_accounts_are_those_of_the_ledger() {
             .collect();
         let names: Vec<_> = there.iter().map(|it| it["name"].as_str().expect("a name")).collect();
         assert_eq!(names, account.contracts.keys().map(String::as_str).collect::<Vec<_>>(), "{address}");
+        for it in said["contracts"].as_array().expect("contracts") {
+            let identifier = it["identifier"].as_str().expect("a contract");
+            let (versions, _) = world.pages(&format!("/v1/contracts/{identifier}/versions?limit=1")).await;
+            let set = versions.iter().filter(|row| row["change"] != "removed").count();
+            assert_eq!(it["version_count"], set.to_string(), "{identifier}");
+            assert_eq!(versions[0]["code_hash"], it["code_hash"]);
+        }
         accounts += 1;
     }
     assert!(accounts > 1, "{accounts} accounts");

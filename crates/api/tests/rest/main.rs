@@ -7,6 +7,7 @@ mod world;
 mod cases;
 mod endpoints;
 mod flow;
+mod flow_evm;
 mod forks;
 mod hostile;
 mod problems;

@@ -1,5 +1,7 @@
 //! Lists of Flow transactions, straight out of the raw store: block by block, the transactions of each in their order.
 
+use std::collections::{BTreeMap, HashMap};
+
 use axum::Json;
 use cairn_core::{Height, HeightRange};
 use cairn_store::derived::Value;
@@ -15,6 +17,9 @@ use crate::rest::view::View;
 
 /// Blocks that are read for one page, at most: blocks of old sporks may have no transaction.
 const MAX_BLOCKS: usize = 500;
+
+/// About how many bytes of blocks are read at once.
+const READ_BYTES: u64 = 8 << 20;
 
 /// A place in the chain.
 type Place = (Height, u32);
@@ -101,6 +106,43 @@ pub(crate) async fn page(
     };
     let data = rows.into_iter().map(|(_, row)| row).collect();
     Ok(Json(Page { data, page: PageInfo { next, resume, limit: paging.limit }, meta: view.meta() }))
+}
+
+/// The transactions at these places. One that isn't there is a damaged store's.
+pub(crate) async fn at_places(
+    view: &View,
+    places: &[Place],
+) -> Result<HashMap<Place, TransactionRow>, Problem> {
+    let mut of_height: BTreeMap<Height, Vec<u32>> = BTreeMap::new();
+    for (height, index) in places {
+        of_height.entry(*height).or_default().push(*index);
+    }
+    let mut rows = HashMap::with_capacity(places.len());
+    let heights: Vec<Height> = of_height.keys().copied().collect();
+    let mut left = &heights[..];
+    while !left.is_empty() {
+        let read = view.chain().blocks_at(left, PARTS, READ_BYTES).await?;
+        if read.is_empty() {
+            return Err(Problem::internal(format!("block {} is derived from, but not stored", left[0])));
+        }
+        left = &left[read.len().min(left.len())..];
+        for stored in read {
+            let height = stored.facts.height;
+            let (stored, block) = decode(stored).await?;
+            let wanted = of_height.remove(&height).unwrap_or_default();
+            for (index, tx) in (0u32..).zip(block.transactions) {
+                if wanted.contains(&index) {
+                    rows.insert((height, index), FlowTx { index, tx }.row(&stored.facts));
+                }
+            }
+        }
+    }
+    match places.iter().find(|place| !rows.contains_key(place)) {
+        Some((height, index)) => Err(Problem::internal(format!(
+            "block {height} has no transaction {index}, which was derived from"
+        ))),
+        None => Ok(rows),
+    }
 }
 
 fn values((height, index): Place) -> Vec<Value> {

@@ -5,6 +5,8 @@
 
 pub(super) mod account;
 pub(super) mod block;
+pub(super) mod evm;
+pub(super) mod history;
 pub(super) mod list;
 pub(super) mod transaction;
 

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use cairn_core::{BlockFacts, BlockLayout, Height, HeightRange, Parts, RawBlock, StoredBlock, TxId};
-use cairn_flow::evm::executed_hash;
 use cairn_flow::terms::evm_term;
 use cairn_flow::{
     CdcValue, DecodedBlock, DecodedEvent, DecodedTx, EventType, FlowAddress, FlowLayout, Network,
@@ -15,6 +14,7 @@ use serde_json::Value as Json;
 use utoipa::ToSchema;
 
 use super::block::hash;
+use super::evm::{self, FlowEvmTransaction, executions};
 use crate::rest::answer::BlockStamp;
 use crate::rest::problem::Problem;
 use crate::rest::transactions::{Transaction, TransactionRow, TransactionStatus};
@@ -55,6 +55,8 @@ pub(crate) struct FlowTransaction {
     pub computation_used: Num,
     /// The hashes of the EVM transactions in it, in their order.
     pub evm_transactions: Vec<Hash>,
+    /// The same with what they say.
+    pub evm: Vec<FlowEvmTransaction>,
 }
 
 /// Whose sequence number a transaction uses up.
@@ -141,8 +143,25 @@ pub(crate) async fn read(stored: StoredBlock, index: u32) -> Result<(StoredBlock
     Ok((stored, FlowTx { index, tx: block.transactions.swap_remove(at) }))
 }
 
-/// The Flow transaction that an EVM transaction is in, and its place.
-pub(crate) async fn find_evm(
+/// The Flow transaction that an EVM transaction is in, and its place: by the store's lookup of such hashes, where it has one. What that names is
+/// read and believed only where the EVM transaction is there.
+pub(crate) async fn look_up_evm(
+    view: &View,
+    network: Network,
+    evm_hash: TxId,
+    range: HeightRange,
+) -> Result<Option<(TxPlace, TxId)>, Problem> {
+    for place in view.chain().find_evm(evm_hash.0, range).await?.unwrap_or_default() {
+        if let Some(found) = evm_in_block(view, network, evm_hash, place.height).await? {
+            return Ok(Some(found));
+        }
+        tracing::warn!(height = %place.height, %evm_hash, "a lookup names a block without this EVM transaction; cairn repair removes it");
+    }
+    Ok(None)
+}
+
+/// The same by the log terms of blocks: where a store has no such lookup, or lost one.
+pub(crate) async fn search_evm(
     view: &View,
     network: Network,
     evm_hash: TxId,
@@ -150,23 +169,24 @@ pub(crate) async fn find_evm(
 ) -> Result<Option<(TxPlace, TxId)>, Problem> {
     let query = LogQuery { groups: vec![vec![evm_term(&evm_hash.0)]] };
     for height in view.chain().log_candidates(range, &query, MAX_CANDIDATES).await? {
-        let Some(stored) = view.chain().block(height, PARTS).await? else { continue };
-        let (_, block) = decode(stored).await?;
-        for (index, tx) in (0u32..).zip(&block.transactions) {
-            if evm_hashes(network, tx).any(|hash| hash.0 == evm_hash.0) {
-                return Ok(Some((TxPlace { height, index }, tx.id)));
-            }
+        if let Some(found) = evm_in_block(view, network, evm_hash, height).await? {
+            return Ok(Some(found));
         }
     }
     Ok(None)
 }
 
-fn evm_hashes(network: Network, tx: &DecodedTx) -> impl Iterator<Item = alloy_primitives::B256> {
-    tx.events.iter().filter_map(move |event| {
-        let name = EventType::parse(&event.event_type)?;
-        let counts = name.is(network.accounts().service, "EVM", "TransactionExecuted");
-        counts.then(|| executed_hash(&event.payload)).flatten()
-    })
+async fn evm_in_block(
+    view: &View,
+    network: Network,
+    evm_hash: TxId,
+    height: Height,
+) -> Result<Option<(TxPlace, TxId)>, Problem> {
+    let Some(stored) = view.chain().block(height, PARTS).await? else { return Ok(None) };
+    let (_, block) = decode(stored).await?;
+    let has = |tx: &DecodedTx| executions(network, tx).any(|(_, hash)| hash.0 == evm_hash.0);
+    let found = (0u32..).zip(&block.transactions).find(|(_, tx)| has(tx));
+    Ok(found.map(|(index, tx)| (TxPlace { height, index }, tx.id)))
 }
 
 /// The place of an id that stands in more than one block: the newest block's, where that has it.
@@ -227,7 +247,8 @@ impl FlowTx {
             error_message: (!tx.result.error_message.is_empty()).then(|| tx.result.error_message.clone()),
             computation_limit: Num(message.gas_limit),
             computation_used: Num(tx.result.computation_usage),
-            evm_transactions: evm_hashes(network, tx).map(|hash| Hash::of(hash.as_slice())).collect(),
+            evm_transactions: executions(network, tx).map(|(_, hash)| Hash::of(hash.as_slice())).collect(),
+            evm: evm::transactions(network, tx),
         };
         Transaction {
             from: flow.payer.clone(),
