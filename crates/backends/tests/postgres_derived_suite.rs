@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions};
+use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
 use cairn_core::Clock;
-use cairn_store::derived::Catalog;
 use cairn_store::derived::suite::{self, DerivedFactory, DerivedPlace, TestDerived};
+use cairn_store::derived::{Catalog, ErrorLog};
 use cairn_store::{Result, StoreError};
 
 #[path = "support/pg.rs"]
@@ -49,6 +49,11 @@ impl DerivedPlace for Place {
             ..PgDerivedOptions::new(&self.db.url)
         };
         Ok(Arc::new(PgDerived::open(options, self.catalog.clone(), Some(self.clock.clone())).await?))
+    }
+
+    async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
+        let options = PgRawOptions::with(self.db.options());
+        Ok(Arc::new(PgRawStore::open(options, Some(self.clock.clone())).await?))
     }
 }
 

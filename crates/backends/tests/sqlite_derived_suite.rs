@@ -40,9 +40,9 @@ impl DerivedPlace for Place {
         Ok(Arc::new(SqliteDerived::open(options, self.catalog.clone(), self.clock.clone()).await?))
     }
 
-    async fn open_log(&self) -> Result<Option<Arc<dyn ErrorLog>>> {
+    async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
         let options = SqliteOptions { snapshot_max_ms: None, ..SqliteOptions::new(self.dir.path()) };
-        Ok(Some(Arc::new(SqliteStore::open(options, self.clock.clone()).await?)))
+        Ok(Arc::new(SqliteStore::open(options, self.clock.clone()).await?))
     }
 }
 

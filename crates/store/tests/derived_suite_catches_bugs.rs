@@ -175,8 +175,8 @@ impl DerivedPlace for Place {
         Ok(Arc::new(self.store.clone()))
     }
 
-    async fn open_log(&self) -> Result<Option<Arc<dyn ErrorLog>>> {
-        Ok(Some(Arc::new(self.log.clone())))
+    async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
+        Ok(Arc::new(self.log.clone()))
     }
 }
 

@@ -19,6 +19,8 @@ use crate::postgres::error::{corrupt, db};
 /// The rows of some errors, column by column.
 #[derive(Default)]
 struct Columns {
+    /// Each one's place among those that were given, from 1.
+    places: Vec<i64>,
     services: Vec<String>,
     heights: Vec<i64>,
     block_ids: Vec<Vec<u8>>,
@@ -35,14 +37,15 @@ impl Columns {
     /// statement that would update a row twice.
     fn of(errors: &[NewError]) -> Self {
         let mut sorted = BTreeMap::new();
-        for error in errors {
+        for (place, error) in (1..).zip(errors) {
             let service = without_nul(&error.service).into_owned();
             let transaction_id = without_nul(&error.transaction_id).into_owned();
             let key = (service, error.height, transaction_id, error.error_hash(), error.block_id);
-            sorted.entry(key).or_insert(error);
+            sorted.entry(key).or_insert((place, error));
         }
         let mut columns = Columns::default();
-        for ((service, height, transaction_id, hash, block_id), error) in sorted {
+        for ((service, height, transaction_id, hash, block_id), (place, error)) in sorted {
+            columns.places.push(place);
             columns.services.push(service);
             columns.heights.push(sql(height));
             columns.block_ids.push(block_id.0.to_vec());
@@ -74,18 +77,33 @@ impl ErrorLog for PgRawStore {
             return Ok(0);
         }
         let columns = Arc::new(Columns::of(errors));
+        let now = self.shared.clock.as_ref().map(|clock| PgTimestamp(clock.now_ms()));
         self.shared
             .commit("record_errors", |tx| {
                 let rows = columns.clone();
                 Box::pin(async move {
+                    // Written in the order of their keys, numbered in the order in which they came.
+                    let numbers = tx
+                        .query(
+                            "SELECT nextval(pg_get_serial_sequence('raw.indexing_errors', 'id')) \
+                             FROM generate_series(1, $1::bigint) ORDER BY 1",
+                            &[&rows.places.iter().copied().max().unwrap_or(0)],
+                        )
+                        .await?;
+                    let numbers: Vec<i64> =
+                        numbers.iter().map(|row| row.try_get(0).map_err(db)).collect::<Result<_>>()?;
                     tx.execute(
-                        "INSERT INTO raw.indexing_errors (worker_name, block_height, block_id, transaction_id, error_hash, \
-                         severity, error_message, raw_data, raw_ref) \
-                         SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::text[], $6::text[], \
-                         $7::text[], $8::bytea[], $9::text[]) \
+                        "INSERT INTO raw.indexing_errors (id, worker_name, block_height, block_id, transaction_id, error_hash, \
+                         severity, error_message, raw_data, raw_ref, created_at) OVERRIDING SYSTEM VALUE \
+                         SELECT ($11::bigint[])[e.place], e.worker_name, e.block_height, e.block_id, e.transaction_id, e.error_hash, \
+                         e.severity, e.error_message, e.raw_data, e.raw_ref, coalesce($12::timestamptz, clock_timestamp()) \
+                         FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bytea[], $5::text[], $6::text[], $7::text[], \
+                         $8::text[], $9::bytea[], $10::text[]) AS e (place, worker_name, block_height, block_id, transaction_id, \
+                         error_hash, severity, error_message, raw_data, raw_ref) \
                          ON CONFLICT (worker_name, block_height, transaction_id, error_hash, block_id) \
                          DO UPDATE SET resolved = FALSE, resolved_at = NULL WHERE indexing_errors.resolved",
                         &[
+                            &rows.places,
                             &rows.services,
                             &rows.heights,
                             &rows.block_ids,
@@ -95,6 +113,8 @@ impl ErrorLog for PgRawStore {
                             &rows.messages,
                             &rows.raw_data,
                             &rows.raw_refs,
+                            &numbers,
+                            &now,
                         ],
                     )
                     .await

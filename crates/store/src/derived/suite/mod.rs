@@ -102,10 +102,8 @@ pub trait DerivedPlace: Send + Sync {
     /// open it again, as after a crash: nothing was closed in order.
     async fn open(&self) -> Result<Arc<dyn TestDerived>>;
 
-    /// Opens the error log of the same place, where there is one; cases of the log pass on a place without.
-    async fn open_log(&self) -> Result<Option<Arc<dyn ErrorLog>>> {
-        Ok(None)
-    }
+    /// Opens the error log of the same place, as cases open the store.
+    async fn open_log(&self) -> Result<Arc<dyn ErrorLog>>;
 }
 
 type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
@@ -214,7 +212,7 @@ impl DerivedPlace for MemoryPlace {
         Ok(Arc::new(self.store.clone()))
     }
 
-    async fn open_log(&self) -> Result<Option<Arc<dyn ErrorLog>>> {
-        Ok(Some(Arc::new(self.log.clone())))
+    async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
+        Ok(Arc::new(self.log.clone()))
     }
 }
