@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cairn_backends::postgres::partition::{self, PartitionedTable, Partitions};
-use cairn_backends::postgres::raw::{PartitionSizes, Repaired, StatementHook};
-use cairn_backends::postgres::{PgOptions, PgPool, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
+use cairn_backends::postgres::{PgOptions, PgPool, PgRawOptions, PgRawStore, StatementHook};
 use cairn_core::{
     BlockId, BlockLayout, ChainId, EventSlice, Height, HeightRange, Parts, RawBlock, Slices, SystemClock,
     TxFacts, TxId, TxSlice, TxStatus,
@@ -432,7 +432,7 @@ struct BreakAt {
 }
 
 impl StatementHook for BreakAt {
-    fn before_statement(&self, _verb: &'static str) -> Result<()> {
+    fn before_statement(&self) -> Result<()> {
         match self.left.fetch_sub(1, Ordering::SeqCst) {
             0 => Err(StoreError::Database("crash".into())),
             _ => Ok(()),

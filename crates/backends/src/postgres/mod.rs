@@ -14,6 +14,7 @@ pub mod payloads;
 pub mod pool;
 pub mod raw;
 pub mod server;
+mod statements;
 
 #[cfg(feature = "postgres")]
 pub use app::{PgDerived, PgDerivedOptions};
@@ -23,3 +24,4 @@ pub use partition::{PartitionedTable, Partitions};
 pub use payloads::PgPayloadRegistry;
 pub use pool::{Isolation, PgConn, PgOptions, PgPool};
 pub use raw::{PgRawOptions, PgRawStore};
+pub use statements::StatementHook;

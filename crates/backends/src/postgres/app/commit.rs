@@ -184,6 +184,7 @@ async fn guard(tx: &Tx<'_>, prepared: &Prepared<'_>) -> std::result::Result<Comm
         conn.prepare(FORKS).await?,
         conn.prepare(KNOWN).await?,
     ];
+    tx.step()?;
     let client = conn.client()?;
     let (id, known_from) =
         (int_of(lease.id), int_of(commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX))));

@@ -45,7 +45,7 @@ use cairn_store::{Result, StoreError};
 
 pub use options::PgDerivedOptions;
 
-use super::PgPool;
+use super::{PgPool, StatementHook};
 use partitions::Known;
 use tables::PgTable;
 
@@ -64,6 +64,7 @@ struct Shared {
     tables: Arc<Vec<PgTable>>,
     clock: Option<Arc<dyn Clock>>,
     hook: Mutex<Option<Arc<dyn CommitHook>>>,
+    statement_hook: Mutex<Option<Arc<dyn StatementHook>>>,
     known: Mutex<Known>,
 }
 
@@ -91,6 +92,7 @@ impl PgDerived {
             catalog,
             clock,
             hook: Mutex::default(),
+            statement_hook: Mutex::default(),
             known: Mutex::default(),
         };
         schema::open(&shared).await?;
@@ -101,6 +103,11 @@ impl PgDerived {
     /// `after` it is an answer that was lost. For tests and simulations.
     pub fn set_hook(&self, hook: Option<Arc<dyn CommitHook>>) {
         *self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// Sets or removes a hook that is told of every statement of a writing transaction. For tests.
+    pub fn set_statement_hook(&self, hook: Option<Arc<dyn StatementHook>>) {
+        *self.shared.statement_hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 
     /// Makes the partitions of every event table for these heights, and some ahead. Race-safe between processes.
@@ -116,6 +123,10 @@ impl PgDerived {
 impl Shared {
     fn hook(&self) -> Option<Arc<dyn CommitHook>> {
         self.hook.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn statement_hook(&self) -> Option<Arc<dyn StatementHook>> {
+        self.statement_hook.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

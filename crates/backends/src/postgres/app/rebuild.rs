@@ -142,6 +142,7 @@ async fn alone(options: PgDerivedOptions, catalog: Catalog) -> Result<Arc<Shared
         catalog,
         clock: None,
         hook: Mutex::default(),
+        statement_hook: Mutex::default(),
         known: Mutex::default(),
     }))
 }

@@ -1,5 +1,6 @@
 //! One transaction behind the gate.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use super::{Shared, int_of};
 use crate::postgres::copy::PgTimestamp;
 use crate::postgres::error::corrupt;
 use crate::postgres::pool::{Param, lock_key};
-use crate::postgres::{Isolation, PgConn};
+use crate::postgres::{Isolation, PgConn, StatementHook};
 
 /// How the gate is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,7 @@ const GATE: &str = "cairn.app.gate";
 pub(super) struct Tx<'a> {
     pub(super) shared: &'a Shared,
     pub(super) conn: PgConn,
+    hook: Option<Arc<dyn StatementHook>>,
     /// When it got the gate, by the store's clock, in milliseconds since 1970.
     pub(super) now_ms: u64,
 }
@@ -39,7 +41,9 @@ pub(super) struct Tx<'a> {
 impl Shared {
     pub(super) async fn begin(&self, gate: Gate) -> std::result::Result<Tx<'_>, Fault> {
         const NOW: &str = "SELECT clock_timestamp()";
+        let hook = self.statement_hook();
         let conn = self.write.begin(Isolation::ReadCommitted).await?;
+        before(&hook)?;
         let lock = match gate {
             Gate::Shared => "SELECT pg_advisory_xact_lock_shared($1)",
             Gate::Exclusive => "SELECT pg_advisory_xact_lock($1)",
@@ -56,7 +60,7 @@ impl Shared {
                 None => now.try_get::<_, PgTimestamp>(0)?.0,
             }
         };
-        Ok(Tx { shared: self, conn, now_ms })
+        Ok(Tx { shared: self, conn, hook, now_ms })
     }
 
     /// Runs a transaction, again where the server broke it off, at most `max_retries` times.
@@ -78,12 +82,22 @@ impl Shared {
     }
 }
 
+fn before(hook: &Option<Arc<dyn StatementHook>>) -> std::result::Result<(), Fault> {
+    Ok(hook.as_ref().map_or(Ok(()), |hook| hook.before_statement())?)
+}
+
 impl Tx<'_> {
+    /// Goes before each statement, and before several that are sent together.
+    pub(super) fn step(&self) -> std::result::Result<(), Fault> {
+        before(&self.hook)
+    }
+
     pub(super) async fn query(
         &self,
         sql: &str,
         params: &[Param<'_>],
     ) -> std::result::Result<Vec<PgRow>, Fault> {
+        self.step()?;
         let statement = self.conn.prepare(sql).await?;
         Ok(self.conn.client()?.query(&statement, params).await?)
     }
@@ -93,17 +107,20 @@ impl Tx<'_> {
         sql: &str,
         params: &[Param<'_>],
     ) -> std::result::Result<Option<PgRow>, Fault> {
+        self.step()?;
         let statement = self.conn.prepare(sql).await?;
         Ok(self.conn.client()?.query_opt(&statement, params).await?)
     }
 
     pub(super) async fn execute(&self, sql: &str, params: &[Param<'_>]) -> std::result::Result<u64, Fault> {
+        self.step()?;
         let statement = self.conn.prepare(sql).await?;
         Ok(self.conn.client()?.execute(&statement, params).await?)
     }
 
     /// Sends pieces of COPY data.
     pub(super) async fn copy_in(&self, sql: &str, pieces: &[Bytes]) -> std::result::Result<u64, Fault> {
+        self.step()?;
         let statement = self.conn.prepare(sql).await?;
         let sink = self.conn.client()?.copy_in::<_, Bytes>(&statement).await?;
         pin_mut!(sink);
@@ -143,6 +160,7 @@ impl Tx<'_> {
         if let Some(hook) = &hook {
             hook.before(verb)?;
         }
+        self.step()?;
         self.conn.commit().await?;
         if let Some(hook) = &hook {
             hook.after(verb)?;

@@ -50,12 +50,11 @@ use cairn_store::memory::CommitHook;
 use cairn_store::{PayloadStore, RawReader, RawSnapshot, Result, StoreError};
 
 use super::server::demand_server;
-use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, migrate};
+use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, StatementHook, migrate};
 
 pub use options::{PartitionSizes, PgRawOptions};
 pub use readers::PgRawReaders;
 pub use repair::Repaired;
-pub use tx::StatementHook;
 
 use snapshot::PgSnapshot;
 use view::View;

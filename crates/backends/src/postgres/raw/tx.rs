@@ -14,22 +14,14 @@ use tokio_postgres::Row;
 use super::{Shared, schema};
 use crate::postgres::error::Failure;
 use crate::postgres::pool::{CopyIn, Param};
-use crate::postgres::{CopyBuf, Isolation, Partitions, PgConn};
+use crate::postgres::{CopyBuf, Isolation, Partitions, PgConn, StatementHook};
 
 /// How often a verb is run again at once where it lost against another writer.
 const MAX_RUNS: u32 = 8;
 
-/// Is told of every statement of a writing transaction, and may break it: tests stop a verb between any two of them.
-pub trait StatementHook: Send + Sync {
-    /// Called before each statement, `COMMIT` included. An error ends the verb there: its transaction is rolled back by the server as if
-    /// the process had died.
-    fn before_statement(&self, verb: &'static str) -> Result<()>;
-}
-
 /// One transaction of a verb.
 pub(super) struct Tx {
     conn: PgConn,
-    verb: &'static str,
     hook: Option<Arc<dyn StatementHook>>,
     partitions: Partitions,
     /// Whether a partition that this process knows was not there.
@@ -40,7 +32,7 @@ pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a
 
 impl Tx {
     fn step(&self) -> Result<()> {
-        self.hook.as_ref().map_or(Ok(()), |hook| hook.before_statement(self.verb))
+        self.hook.as_ref().map_or(Ok(()), |hook| hook.before_statement())
     }
 
     /// The connection, for reading.
@@ -144,7 +136,6 @@ impl Shared {
             let conn = self.pool.begin(Isolation::ReadCommitted).await?;
             let mut tx = Tx {
                 conn,
-                verb,
                 hook: statement_hook.clone(),
                 partitions: self.partitions.clone(),
                 partition_gone: AtomicBool::new(false),
