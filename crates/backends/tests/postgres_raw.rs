@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cairn_backends::postgres::partition::{self, PartitionedTable, Partitions};
 use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
-use cairn_backends::postgres::{PgOptions, PgPool, PgRawOptions, PgRawStore, StatementHook};
+use cairn_backends::postgres::{Isolation, PgOptions, PgPool, PgRawOptions, PgRawStore, StatementHook};
 use cairn_core::{
     BlockId, BlockLayout, ChainId, EventSlice, Height, HeightRange, Parts, RawBlock, Slices, SystemClock,
     TxFacts, TxId, TxSlice, TxStatus,
@@ -738,4 +738,28 @@ async fn i06_repair_puts_lookups_right_both_ways_and_names_blocks_to_be_fetched_
         store.repair_block(chain(0, 41, 0).pop().expect("one")).await,
         Err(StoreError::Invalid(_))
     ));
+}
+
+#[tokio::test]
+async fn a_repair_that_finds_nothing_to_mend_waits_for_no_writer_and_holds_up_none() {
+    let Some(db) = pg::database().await else { return };
+    let pg = PgOptions { lock_timeout_ms: 300, ..db.options() };
+    let store = PgRawStore::open(PgRawOptions { pg, ..options(&db) }, None).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    let blocks = chain(0, 40, 0);
+    store.append(fence, batch(&blocks)).await.expect("appends");
+    let all = HeightRange::new(Height(0), Height(1_000));
+    // Somebody holds the head: a repair that took its lock to look would wait for him, and he for it.
+    let mut holder = db.pool().get().await.expect("connects");
+    holder.begin(Isolation::ReadCommitted).await.expect("begins");
+    holder.query("SELECT FROM raw.head FOR UPDATE", &[]).await.expect("locks");
+    assert_eq!(store.repair_lookups(all).await.expect("looks"), Repaired::default());
+    db.sql("DELETE FROM raw.block_lookup WHERE height IN (3, 7)").await;
+    let refused = store.repair_lookups(all).await.expect_err("writing takes the lock");
+    assert!(refused.kind().is_retryable(), "{refused}");
+    holder.rollback().await.expect("lets go");
+    let repaired = store.repair_lookups(all).await.expect("repairs");
+    assert_eq!((repaired.lookups_written, repaired.lookups_removed), (2, 0));
+    assert_is_clean(&store, &blocks).await;
 }

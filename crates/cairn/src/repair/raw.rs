@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
-use cairn_core::{Height, HeightRange};
+use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_pipeline::audit::{AuditReport, Subject, audit};
 use cairn_source::ChainSource;
 use cairn_store::{RawReader, StoreError};
@@ -17,8 +17,8 @@ use super::{Report, ranges_of};
 use crate::chain::Chain;
 use crate::stores::{RawStore, RepairedLookups};
 
-/// Heights whose lookups are repaired in one transaction.
-const STEP_HEIGHTS: u64 = 10_000;
+/// Heights whose lookups are looked at in one go, at most, and at least.
+const STEP_HEIGHTS: (u64, u64) = (10_000, 100);
 /// The most findings of one audit; the next run goes on with what is left.
 const MAX_FINDINGS: usize = 10_000;
 /// Damaged heights closer together than this are looked at again as one range.
@@ -46,8 +46,17 @@ pub async fn repair(
     let stored = reader.snapshot().await?.head().range();
     let (range, full) = (range.intersect(stored), full.intersect(stored));
     let mut blocks: BTreeSet<Height> = BTreeSet::new();
-    for step in range.chunks(STEP_HEIGHTS) {
-        let found = store.repair_lookups(step).await?;
+    let (mut at, mut reach) = (range.start(), Reach::default());
+    while at < range.end() {
+        let step = reach.from(at, range);
+        let found = match store.repair_lookups(step).await {
+            Ok(found) => found,
+            // The database had too much to do, or this was too much at once: less of it.
+            Err(error) if error.kind() == ErrorKind::Retry && reach.shrink() => continue,
+            Err(error) => return Err(error.into()),
+        };
+        reach.grow();
+        at = step.end();
         report.heights += step.len();
         tell(&mut report, step, "lookups", &found);
         for height in &found.damaged {
@@ -126,6 +135,33 @@ fn tell(report: &mut Report, step: HeightRange, what: &str, found: &RepairedLook
     }
 }
 
+/// How many heights are looked at in one go.
+struct Reach(u64);
+
+impl Default for Reach {
+    fn default() -> Self {
+        Reach(STEP_HEIGHTS.0)
+    }
+}
+
+impl Reach {
+    /// The next step of `range`.
+    fn from(&self, at: Height, range: HeightRange) -> HeightRange {
+        HeightRange::new(at, Height(at.get().saturating_add(self.0))).intersect(range)
+    }
+
+    /// Half as many, after one that failed. `false` where it can't be fewer.
+    fn shrink(&mut self) -> bool {
+        let fewer = (self.0 / 2).max(STEP_HEIGHTS.1);
+        std::mem::replace(&mut self.0, fewer) > fewer
+    }
+
+    /// More again, after one that went well.
+    fn grow(&mut self) {
+        self.0 = (self.0 * 2).min(STEP_HEIGHTS.0);
+    }
+}
+
 /// The first and the last height of a range.
 fn ends(range: HeightRange) -> impl Iterator<Item = Height> {
     [Some(range.start()), range.last()].into_iter().flatten()
@@ -148,4 +184,25 @@ async fn fetch_again(store: &Arc<dyn RawStore>, fetch: &Fetch, height: Height) -
     let blocks = source.blocks(HeightRange::one(height)).await.context("can't be fetched")?;
     let block = blocks.into_iter().next().context("the node doesn't have it")?;
     store.repair_block(block).await.context("the node's block can't take its place")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_are_too_much_for_the_database_become_smaller_and_grow_again() {
+        let range = HeightRange::new(Height(0), Height(25_000));
+        let mut reach = Reach::default();
+        assert_eq!(reach.from(Height(20_000), range), HeightRange::new(Height(20_000), Height(25_000)));
+        let mut tries = 0;
+        while reach.shrink() {
+            tries += 1;
+        }
+        assert_eq!((tries, reach.from(Height(7), range)), (7, HeightRange::new(Height(7), Height(107))));
+        reach.grow();
+        assert_eq!(reach.from(Height(0), range).len(), 200);
+        (0..20).for_each(|_| reach.grow());
+        assert_eq!(reach.from(Height(0), range).len(), 10_000);
+    }
 }

@@ -1,19 +1,18 @@
 //! Repair: lookups against rows, both ways, and rows that are gone written again. Beside the append path, which needs no conflict handling.
 //!
-//! Each call is one transaction under the head's lock, without its fence: it may run in another process than the ingester, changes nothing that a
-//! reader may not see already, and works on canonical heights alone. The caller bounds the range.
+//! Each change is a short transaction under the head's lock, without its fence: it may run in another process than the ingester, changes nothing that a
+//! reader may not see already, and works on canonical heights alone. What takes long, looking, takes no lock. The caller bounds the range.
 
 use std::sync::Arc;
 
 use cairn_core::{Height, HeightRange, RawBlock};
 use cairn_store::{PayloadError, Result, StoreError};
-use tokio_postgres::Row;
 
-use super::head::{self, get_height, sql};
+use super::head::{self, sql};
 use super::rows::EncodedBatch;
 use super::tx::Tx;
 use super::writer::{MAX_OFFLOADS, is_object_lost, make_live};
-use super::{PgRawStore, Shared, blocking, moves, read};
+use super::{PgRawStore, Shared, blocking, moves, read, repair_lookups};
 
 /// The most heights that one call repairs.
 const MAX_HEIGHTS: u64 = 100_000;
@@ -44,9 +43,8 @@ impl PgRawStore {
     /// EVM transactions inside transactions it removes lookups whose transactions are gone; see [`PgRawStore::repair_evm_lookups`].
     pub async fn repair_lookups(&self, range: HeightRange) -> Result<Repaired> {
         demand_bounded(range)?;
-        self.shared
-            .commit("repair_lookups", |tx| Box::pin(async move { repair_lookups(tx, range).await }))
-            .await
+        self.shared.demand_writable()?;
+        repair_lookups::run(&self.shared, range).await
     }
 
     /// Writes the rows of a canonical block again, which was fetched and verified: its id has to be the stored one, or fit between its stored
@@ -142,55 +140,4 @@ async fn repair_block(tx: &Tx, batch: &Arc<EncodedBatch>) -> Result<()> {
     )
     .await?;
     batch.write_rows(tx).await
-}
-
-async fn repair_lookups(tx: &Tx, range: HeightRange) -> Result<Repaired> {
-    let head = head::lock(tx).await?;
-    let range = range.intersect(head.row.range());
-    let (from, to) = (sql(range.start()), sql(range.end()));
-    // In key order (P02). A lookup that says the same is left alone.
-    let written = [
-        "INSERT INTO raw.block_lookup (height, timestamp_ms, id) \
-         SELECT b.height, b.timestamp_ms, b.id FROM raw.blocks b WHERE b.height >= $1 AND b.height < $2 AND NOT EXISTS ( \
-           SELECT FROM raw.block_lookup l WHERE l.id = b.id AND l.height = b.height AND l.timestamp_ms = b.timestamp_ms) \
-         ORDER BY b.id ON CONFLICT (id) DO UPDATE SET height = EXCLUDED.height, timestamp_ms = EXCLUDED.timestamp_ms",
-        "INSERT INTO raw.tx_lookup (block_height, tx_index, timestamp_ms, id, block_id) \
-         SELECT t.block_height, t.transaction_index, b.timestamp_ms, t.id, b.id \
-         FROM raw.blocks b JOIN raw.transactions t ON t.block_height = b.height \
-         WHERE b.height >= $1 AND b.height < $2 AND t.block_height >= $1 AND t.block_height < $2 AND NOT EXISTS ( \
-           SELECT FROM raw.tx_lookup l WHERE l.id = t.id AND l.block_height = t.block_height \
-             AND l.tx_index = t.transaction_index AND l.block_id = b.id AND l.timestamp_ms = b.timestamp_ms) \
-         ORDER BY t.id, t.block_height, t.transaction_index ON CONFLICT (id, block_height, tx_index) \
-         DO UPDATE SET timestamp_ms = EXCLUDED.timestamp_ms, block_id = EXCLUDED.block_id",
-    ];
-    let removed = [
-        "DELETE FROM raw.block_lookup l WHERE l.height >= $1 AND l.height < $2 AND NOT EXISTS ( \
-           SELECT FROM raw.blocks b WHERE b.height = l.height AND b.id = l.id)",
-        "DELETE FROM raw.tx_lookup l WHERE l.block_height >= $1 AND l.block_height < $2 AND NOT EXISTS ( \
-           SELECT FROM raw.transactions t WHERE t.block_height = l.block_height AND t.id = l.id \
-             AND t.transaction_index = l.tx_index)",
-        "DELETE FROM raw.evm_lookup l WHERE l.height >= $1 AND l.height < $2 AND NOT EXISTS ( \
-           SELECT FROM raw.transactions t WHERE t.block_height = l.height AND t.id = l.tx_id)",
-    ];
-    let mut repaired = Repaired::default();
-    for statement in removed {
-        repaired.lookups_removed += tx.execute(statement, &[&from, &to]).await?;
-    }
-    for statement in written {
-        repaired.lookups_written += tx.execute(statement, &[&from, &to]).await?;
-    }
-    let damaged = tx
-        .query(
-            "SELECT h.height FROM generate_series($1::bigint, $2::bigint - 1) AS h (height) \
-             LEFT JOIN raw.blocks b ON b.height = h.height AND b.height >= $1 AND b.height < $2 \
-             WHERE b.height IS NULL \
-               OR b.tx_count <> (SELECT count(*) FROM raw.transactions t WHERE t.block_height = b.height) \
-               OR (b.layout IS NOT NULL AND (SELECT coalesce(sum(t.event_count), 0) FROM raw.transactions t \
-                     WHERE t.block_height = b.height) <> (SELECT count(*) FROM raw.events e WHERE e.block_height = b.height)) \
-             ORDER BY 1",
-            &[&from, &to],
-        )
-        .await?;
-    repaired.damaged = damaged.iter().map(|row: &Row| get_height(row, 0)).collect::<Result<_>>()?;
-    Ok(repaired)
 }
