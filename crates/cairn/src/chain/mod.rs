@@ -5,6 +5,7 @@
 //! configuration says is refused by name, before anything is done with it.
 
 mod audit;
+mod layout;
 pub mod settings;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use cairn_store::derived::Catalog;
 
 use crate::config::{Config, hide_url};
 use crate::stores::{self, RawStore};
+use layout::Heard;
 use settings::{ChainKind, FlowNetwork};
 
 /// The networks of Flow.
@@ -69,8 +71,8 @@ impl Chain {
     /// How blocks are cut into rows.
     pub fn layout(self) -> Arc<dyn BlockLayout> {
         match self {
-            Chain::Evm => Arc::new(cairn_evm::EvmLayout),
-            Chain::Flow(network) => Arc::new(FlowLayout::new(network)),
+            Chain::Evm => Arc::new(Heard(cairn_evm::EvmLayout)),
+            Chain::Flow(network) => Arc::new(Heard(FlowLayout::new(network))),
         }
     }
 
