@@ -414,7 +414,7 @@ fn tables_are_made_anew_in_place_and_exported_before_they_are_dropped() {
     fill(dir.path(), Some(&server), &node);
     let run = |args: &[&str]| {
         let mut command = at(dir.path(), Some(&server));
-        command.env("CAIRN_RAW__PARTITION_HEIGHTS", "10");
+        command.env("CAIRN_RAW__PARTITION_HEIGHTS", "1000").env("CAIRN_RAW__PARTITIONS", "{transactions=10}");
         end_of(command.args(args).args(["--data", "archive"]))
     };
     let said = run(&["migrate", "--in-place", "raw.transactions", "--batch-rows", "20"]).well();
@@ -444,4 +444,179 @@ fn tables_are_made_anew_in_place_and_exported_before_they_are_dropped() {
         server.number("SELECT count(*) FROM app.evm_transactions")
     });
     assert!(run(&["repair"]).well().contains("0 rows differ"));
+}
+
+/// A statement about the raw or the app database, whose schema is in its tables' names on PostgreSQL alone.
+fn change(dir: &Path, server: Option<&Server>, schema: &str, statement: &str) {
+    match server {
+        Some(server) => server.sql(&statement.replace("@", &format!("{schema}."))),
+        None => sqlite(dir, &format!("{schema}.sqlite"), &statement.replace("@", "")),
+    }
+}
+
+fn count(dir: &Path, server: Option<&Server>, query: &str) -> i64 {
+    match server {
+        Some(server) => server.number(&query.replace("@", "app.")),
+        None => sqlite_number(dir, "app.sqlite", &query.replace("@", "")),
+    }
+}
+
+/// A dead lease, events that could not be decoded, a pause: what an operator types, and what comes of it.
+fn operators_commands(server: Option<&Server>) {
+    let dir = tempfile::tempdir().expect("dir");
+    let dir = dir.path();
+    let node = MockNode::start(1337, 60);
+    let mut command = at(dir, server);
+    // No multiple of a range's size, and sizes of a worker's own.
+    command.env("CAIRN_DERIVE__RANGE_HEIGHTS", "20").env("CAIRN_DERIVE__RANGE_HEIGHTS_OF", "{evm_worker=15}");
+    command.args([
+        "run",
+        "--data",
+        "archive",
+        "--rpc",
+        &node.url,
+        "--poll-ms",
+        "50",
+        "--exit-after-head",
+        "--to",
+        "50",
+    ]);
+    end_of(command.args(["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"])).well();
+    let run = |args: &[&str]| end_of(at(dir, server).args(args).args(["--data", "archive"]));
+
+    // With a stop, all leases are completed (reliability document, section 8).
+    assert_eq!(count(dir, server, "SELECT count(*) FROM @worker_leases WHERE status <> 'COMPLETED'"), 0);
+    assert_eq!(count(dir, server, "SELECT max(to_height) FROM @worker_leases"), 51);
+    assert_eq!(count(dir, server, "SELECT count(*) FROM @worker_leases WHERE worker_type = 'evm_worker'"), 4);
+    let of_stats = "SELECT count(*) FROM @worker_leases WHERE worker_type = 'stats_worker'";
+    assert_eq!(count(dir, server, of_stats), 3);
+
+    // Lists go on where they were cut.
+    let first = run(&["leases", "list", "--worker", "evm_worker", "--limit", "3"]).well();
+    let after = first.split("--after ").nth(1).unwrap_or_else(|| panic!("how to go on: {first}")).trim();
+    let rest = run(&["leases", "list", "--worker", "evm_worker", "--limit", "3", "--after", after]).well();
+    assert_eq!(rest.matches("evm_worker").count(), 1, "{rest}");
+    assert!(!rest.contains("--after"), "{rest}");
+
+    // A dead lease.
+    let id = count(dir, server, "SELECT min(id) FROM @worker_leases WHERE worker_type = 'evm_worker'");
+    let id = id.to_string();
+    assert!(run(&["leases", "retry", &id]).badly().contains("is not FAILED"));
+    assert!(run(&["leases", "release", &id]).badly().contains("is not ACTIVE"));
+    let dead = format!(
+        "UPDATE @worker_leases SET status = 'FAILED', attempt = 20, last_error = 'it died', done_to = from_height, \
+         claimed_done_to = from_height, last_id = NULL, first_parent = NULL WHERE id = {id}"
+    );
+    change(dir, server, "app", &dead);
+    let told = run(&["leases", "list", "--dead"]).well();
+    assert!(told.contains("DEAD") && told.contains("it died"), "{told}");
+    let told = run(&["leases", "retry", &id]).well();
+    assert!(told.contains("FAILED") && !told.contains("DEAD"), "{told}");
+    assert_eq!(run(&["leases", "list", "--dead"]).well(), "no leases\n");
+    let active =
+        format!("UPDATE @worker_leases SET status = 'ACTIVE', leased_by = 'somebody' WHERE id = {id}");
+    change(dir, server, "app", &active);
+    let told = run(&["leases", "release", &id]).well();
+    assert!(told.contains("FAILED"), "{told}");
+
+    // Errors of a worker whose heights stand by themselves, and of one that folds.
+    let (odd, id_of_block) = match server {
+        Some(_) => ("'\\x00ff'", "'\\x01'"),
+        None => ("x'00ff'", "x'01'"),
+    };
+    let made = if server.is_some() { "now()" } else { "1" };
+    for (n, worker) in ["evm_worker", "evm_worker", "stats_worker"].iter().enumerate() {
+        let id_of_block = id_of_block.replace("01", &"01".repeat(32));
+        change(
+            dir,
+            server,
+            "raw",
+            &format!(
+                "INSERT INTO @indexing_errors (worker_name, block_height, block_id, error_hash, severity, error_message, raw_data, raw_ref, created_at) \
+             VALUES ('{worker}', {n}, {id_of_block}, 'h', 'WARN', 'not understood', {odd}, 'payloads/x', {made})"
+            ),
+        );
+    }
+    let told = run(&["errors", "list", "--limit", "2"]).well();
+    assert!(told.contains("3 open") && told.contains("--after 2"), "{told}");
+    let told = run(&["errors", "list", "--after", "2"]).well();
+    assert!(told.contains("stats_worker") && !told.contains("evm_worker"), "{told}");
+    let told = run(&["errors", "show", "1"]).well();
+    for part in ["not understood", "payloads/x", "00ff", "\\x00\\xff", "2 bytes"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(run(&["errors", "show", "9"]).badly().contains("there is no error 9"));
+    assert_eq!(run(&["errors", "resolve", "2", "9"]).well(), "1 closed\n");
+    let told = run(&["errors", "retry", "1"]).well();
+    assert!(told.contains("evm_worker: heights") && told.contains("error 1 is closed"), "{told}");
+    assert!(told.contains("opens again"), "{told}");
+    let words = run(&["errors", "retry", "3"]).badly();
+    assert!(words.contains("`cairn errors retry 3 --yes`"), "{words}");
+    assert!(run(&["errors", "list"]).well().contains("1 open"), "nothing was closed");
+    let told = run(&["errors", "retry", "3", "--yes"]).well();
+    assert!(told.contains("stats_worker begins anew at height 0"), "{told}");
+    assert!(run(&["errors", "list"]).well().contains("0 open"));
+    // One that can't be asked for stays open.
+    change(
+        dir,
+        server,
+        "raw",
+        "UPDATE @indexing_errors SET resolved = DEFAULTED, block_height = 900 WHERE id = 2"
+            .replace("DEFAULTED", if server.is_some() { "FALSE" } else { "0" })
+            .as_str(),
+    );
+    let words = run(&["errors", "retry", "2"]).badly();
+    assert!(words.contains("outside of it") && words.contains("as it was"), "{words}");
+    assert!(run(&["errors", "list"]).well().contains("1 open"));
+
+    // A paused worker stays where it is.
+    assert!(run(&["workers", "pause", "no_worker"]).badly().contains("there are"));
+    assert_eq!(run(&["workers", "pause", "stats_worker"]).well(), "stats_worker is paused\n");
+    assert!(run(&["workers", "list"]).well().contains("paused"));
+    let mut command = at(dir, server);
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+    let mut service = Service::start(&mut command);
+    let next_of = |worker: &str| {
+        count(
+            dir,
+            server,
+            &format!("SELECT coalesce(max(done_to), 0) FROM @worker_leases WHERE worker_type = '{worker}'"),
+        )
+    };
+    service.until("the others are at the head", |_| next_of("evm_worker") == 61);
+    assert_eq!(next_of("stats_worker"), 0, "it is paused");
+    assert!(service.stop().0.success());
+    assert_eq!(run(&["workers", "resume", "stats_worker"]).well(), "stats_worker goes on\n");
+    // It catches up, and what was freed is worked off.
+    let freed = format!("SELECT count(*) FROM @worker_leases WHERE id = {id} AND status = 'COMPLETED'");
+    work_until(dir, server, &node, 62, || next_of("stats_worker") + count(dir, server, &freed));
+}
+
+#[test]
+fn what_operators_type_does_what_it_says_on_sqlite() {
+    operators_commands(None);
+}
+
+#[test]
+fn what_operators_type_does_what_it_says_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    operators_commands(Some(&server));
+}
+
+#[test]
+fn a_halt_of_derived_work_is_told_and_blocks_go_on() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 20);
+    fill(dir.path(), None, &node);
+    sqlite(dir.path(), "app.sqlite", "UPDATE fork_state SET raw_uuid = zeroblob(16)");
+    let mut command = at(dir.path(), None);
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+    let mut service = Service::start(&mut command);
+    service.until("it is told", |service| service.ready().1["state"] == "derived_halted");
+    let (status, report) = service.ready();
+    assert_eq!(status, 503);
+    assert!(report["reason"].as_str().is_some_and(|reason| reason.starts_with("derived work halted: ")));
+    assert!(service.get("/metrics").1.contains("cairn_derived_halted 1"));
+    assert_eq!(service.height(), Some(20), "blocks are served");
+    assert!(service.stop().0.success());
 }
