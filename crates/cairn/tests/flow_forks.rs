@@ -12,7 +12,7 @@ use cairn_pipeline::ingest::{Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::StatusBoard;
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_store::memory::MemoryStore;
-use cairn_store::{Dump, HeadRow, RawDump, RawReader, RawWriter, StoreInfo};
+use cairn_store::{Dump, HeadRow, RawDump, RawReader, StoreInfo};
 use tokio_util::sync::CancellationToken;
 
 const ROOT: u64 = 20;
