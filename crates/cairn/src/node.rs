@@ -80,21 +80,26 @@ impl HttpContractNode {
     }
 }
 
+/// What nodes say of a call that can't be run, in small letters. geth's words for it are those of its `core/vm/errors.go`. A call that was stopped because it took
+/// too long is not among them: a busy node says that of any call. The enrichers' own count gives it up.
+const ABOUT_THE_CALL: [&str; 11] = [
+    "revert",
+    "out of gas",
+    "opcode",
+    "stack underflow",
+    "stack overflow",
+    "stack limit reached",
+    "invalid jump",
+    "return data out of bounds",
+    "gas uint64 overflow",
+    "write protection",
+    "max call depth exceeded",
+];
+
 /// Says whether an error is about the call and not about the node.
 fn is_about_the_call(error: &AnswerError) -> bool {
     let message = error.message.to_ascii_lowercase();
-    REVERTED_CODES.contains(&error.code)
-        || [
-            "revert",
-            "out of gas",
-            "invalid opcode",
-            "stack underflow",
-            "stack overflow",
-            "invalid jump",
-            "opcode",
-        ]
-        .iter()
-        .any(|word| message.contains(word))
+    REVERTED_CODES.contains(&error.code) || ABOUT_THE_CALL.iter().any(|words| message.contains(words))
 }
 
 /// A block by its hash: an answer of another fork is an error.
@@ -160,5 +165,29 @@ mod tests {
         }
         let error = code_of(3 * MAX_CODE_BYTES).await.expect_err("no end to it");
         assert!(!error.transient && error.message.contains("more than"), "{}", error.message);
+    }
+
+    #[test]
+    fn what_a_node_says_of_a_call_is_told_from_its_own_trouble() {
+        let about =
+            |message: &str| is_about_the_call(&AnswerError { code: -32_000, message: message.into() });
+        for message in [
+            "execution reverted",
+            "out of gas",
+            "invalid opcode: INVALID",
+            "stack limit reached 1024 (1023)",
+            "stack underflow (0 <=> 1)",
+            "invalid jump destination",
+            "return data out of bounds",
+            "gas uint64 overflow",
+            "write protection",
+        ] {
+            assert!(about(message), "{message}");
+        }
+        for message in
+            ["header not found", "missing trie node", "execution aborted (timeout = 5s)", "too many requests"]
+        {
+            assert!(!about(message), "{message}");
+        }
     }
 }

@@ -25,7 +25,8 @@ fn recorded() -> Option<Vec<Value>> {
     );
     let file = shared.join("fixtures/flow/events.jsoncdc.json");
     let Ok(text) = std::fs::read(&file) else {
-        let message = format!("not run: {} is not there; see CONTRIBUTING.md on CAIRN_SHARED", file.display());
+        let message =
+            format!("not run: {} is not there; see CONTRIBUTING.md on CAIRN_SHARED", file.display());
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{message}");
         println!("{message}");
         return None;
@@ -45,7 +46,10 @@ fn chain_of(network: Network, recorded: &[Value]) -> (Chain, Vec<Served>) {
     let mut transactions: BTreeMap<String, Vec<&Value>> = BTreeMap::new();
     for (number, event) in recorded.iter().enumerate() {
         let id = event["transaction_id"].as_str().filter(|id| !id.is_empty());
-        transactions.entry(id.map_or_else(|| format!("alone {number}"), str::to_owned)).or_default().push(event);
+        transactions
+            .entry(id.map_or_else(|| format!("alone {number}"), str::to_owned))
+            .or_default()
+            .push(event);
     }
     let (mut chain, mut served) = (Chain::empty(network, ROOT), Vec::new());
     let mut height = ROOT;
@@ -130,7 +134,9 @@ fn recorded_events_come_back_through_the_binary_as_they_were_recorded() {
                     let field_name = of_payload["name"].as_str().expect("text");
                     let shown = &event["flow"]["fields"][field_name];
                     match &of_payload["value"]["value"] {
-                        Value::String(text) => assert_eq!(shown.as_str(), Some(&**text), "{field_name}: {event}"),
+                        Value::String(text) => {
+                            assert_eq!(shown.as_str(), Some(&**text), "{field_name}: {event}")
+                        }
                         Value::Null => {}
                         _ => assert!(!shown.is_null(), "{field_name} is not in {event}"),
                     }
@@ -144,7 +150,10 @@ fn recorded_events_come_back_through_the_binary_as_they_were_recorded() {
                 if let Some(party) = party.filter(|_| is_token && !is_fee) {
                     movements += 1;
                     let units = field(payload, "amount").as_str().expect("text").replace('.', "");
-                    assert!(moved.contains(party) && moved.contains(units.trim_start_matches('0')), "{name}: {moved}");
+                    assert!(
+                        moved.contains(party) && moved.contains(units.trim_start_matches('0')),
+                        "{name}: {moved}"
+                    );
                 }
                 if name.contains(".NonFungibleToken.") {
                     items += 1;
