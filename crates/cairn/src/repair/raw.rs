@@ -64,7 +64,7 @@ pub async fn repair(
         }
         blocks.extend(found.damaged);
     }
-    for step in full.chunks(STEP_HEIGHTS) {
+    for step in full.chunks(STEP_HEIGHTS.0) {
         // Blocks that can't be read are the audit's to name.
         tell(&mut report, step, "lookups of EVM transactions", &store.repair_evm_lookups(step).await?);
     }
