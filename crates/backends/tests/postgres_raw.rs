@@ -534,7 +534,12 @@ async fn several_processes_fill_while_the_ingester_appends_and_advances() {
                     while lease.state == RawLeaseState::Active {
                         let from = lease.done_to.get() as usize;
                         let to = (from + 5).min(lease.range.end().get() as usize);
-                        lease = store.fill(&lease, blocks[from..to].to_vec(), 60_000).await.expect("fills");
+                        lease = match store.fill(&lease, blocks[from..to].to_vec(), 60_000).await {
+                            Ok(renewed) => renewed,
+                            // The appends of the ingester have passed the end of its range.
+                            Err(StoreError::Fenced { .. }) => break,
+                            Err(error) => panic!("{error}"),
+                        };
                         filled += 1;
                     }
                 }

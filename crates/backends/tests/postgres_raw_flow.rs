@@ -142,8 +142,12 @@ async fn flow_blocks_stand_in_their_tables_and_come_back() {
     let txs: usize = blocks.iter().map(|block| block.transactions.len()).sum();
     assert_eq!(number(pool, "SELECT count(*) FROM raw.transactions").await, txs as i64);
     let collections = "SELECT count(*) FROM raw.collections WHERE (block_height, collection_index, transaction_count, id) IN ";
+    let ids: Vec<_> = blocks[3].transactions.iter().map(|tx| tx.id).collect();
+    let named = |txs: &[cairn_core::TxId]| hex::encode(cairn_flow::id::collection_id(txs));
     let third = format!(
-        "{collections} ((3, 0, 3, decode(repeat('c0', 32), 'hex')), (3, 1, 4, decode(repeat('c2', 32), 'hex')))"
+        "{collections} ((3, 0, 3, '\\x{}'::bytea), (3, 1, 4, '\\x{}'::bytea))",
+        named(&ids[..3]),
+        named(&ids[3..7])
     );
     assert_eq!(number(pool, &third).await, 2);
     assert_eq!(number(pool, "SELECT count(*) FROM raw.collections WHERE block_height = 4").await, 0);

@@ -324,7 +324,8 @@ mod tests {
 
     /// 30 blocks from 1000 up, of which the last two aren't sealed.
     fn generator() -> Generator {
-        let options = GeneratorOptions { unsealed_heights: 2, ..GeneratorOptions::new(5) };
+        // Fees are deducted from the first block on.
+        let options = GeneratorOptions { unsealed_heights: 2, rlp_heights: 0, ..GeneratorOptions::new(5) };
         let generator = Generator::new(options, Behaviour { max_event_heights: 20, ..Behaviour::default() });
         generator.grow(30);
         generator
