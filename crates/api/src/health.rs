@@ -180,17 +180,17 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
     let idle_ms = since(seen.tip_moved_at_ms);
     let tip_age_ms = seen.tip_timestamp_ms.map(since);
     let source_silent_ms = seen.source_answered_at_ms.map(since);
+    // The value and its limit, where there are both and the value is above.
     let over =
-        |value: Option<u64>, limit: Option<u64>| value.zip(limit).is_some_and(|(value, limit)| value > limit);
-    let is_idle = over(Some(idle_ms), limits.max_idle_ms);
-    let source_is_heard = source_silent_ms.is_some() && !over(source_silent_ms, limits.max_idle_ms);
+        |value: Option<u64>, limit: Option<u64>| value.zip(limit).filter(|(value, limit)| value > limit);
+    let is_idle = over(Some(idle_ms), limits.max_idle_ms).is_some();
+    let source_is_heard = source_silent_ms.is_some() && over(source_silent_ms, limits.max_idle_ms).is_none();
     let seconds = |ms: u64| ms / 1000;
     let (state, reason) = if let Some(message) = &seen.halted {
         (ReadyState::Halted, format!("ingest halted: {message}"))
     } else if tip.is_none() {
         (ReadyState::NoBlockYet, "no block is stored yet".to_owned())
-    } else if over(lag_blocks, limits.max_lag_blocks) {
-        let (lag, max) = (lag_blocks.unwrap_or(0), limits.max_lag_blocks.unwrap_or(0));
+    } else if let Some((lag, max)) = over(lag_blocks, limits.max_lag_blocks) {
         (ReadyState::LaggingBlocks, format!("{lag} blocks behind the source's head; {max} are allowed"))
     } else if is_idle && source_is_heard && lag_blocks == Some(0) {
         let s = seconds(since(seen.source_head_moved_at_ms));
@@ -205,8 +205,8 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
             Some(ms) => format!("the source has been silent for {} s", seconds(ms)),
         };
         (ReadyState::Stale, format!("no new block for {s} s; {source}"))
-    } else if over(tip_age_ms, limits.max_tip_age_ms) {
-        let s = seconds(tip_age_ms.unwrap_or(0));
+    } else if let Some((age_ms, _)) = over(tip_age_ms, limits.max_tip_age_ms) {
+        let s = seconds(age_ms);
         (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
     } else if let Some(message) = &seen.derived_halted {
         (ReadyState::DerivedHalted, format!("derived work halted: {message}"))

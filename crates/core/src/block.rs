@@ -153,6 +153,22 @@ pub struct StoredBlock {
     pub traces: Option<Bytes>,
 }
 
+impl StoredBlock {
+    /// As a block on its way into a store: where all parts were read, the one that it was, but for the log terms, which no store gives back.
+    pub fn without_terms(self) -> RawBlock {
+        RawBlock {
+            facts: self.facts,
+            transactions: self.transactions,
+            header: self.header,
+            body: self.body,
+            receipts: self.receipts,
+            extras: self.extras,
+            traces: self.traces,
+            log_terms: Vec::new(),
+        }
+    }
+}
+
 /// As a store gives it back with all its parts.
 impl From<RawBlock> for StoredBlock {
     fn from(block: RawBlock) -> Self {

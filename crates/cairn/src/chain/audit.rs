@@ -1,6 +1,6 @@
 //! What the codecs say of stored blocks.
 
-use cairn_core::{IndexKey, RawBlock, StoredBlock};
+use cairn_core::{IndexKey, StoredBlock};
 use cairn_evm::terms::log_terms_of_receipts;
 use cairn_evm::{ChainProfile, Checks, check_block};
 use cairn_flow::check_stored;
@@ -14,16 +14,7 @@ impl BlockAuditor for EvmAuditor {
     fn problems(&self, block: &StoredBlock) -> Vec<String> {
         // What was relaxed or impossible when the block was stored is so still; everything else must hold.
         let profile = ChainProfile::relaxing(Checks::of_facts(block.facts.unverified));
-        let block = RawBlock {
-            facts: block.facts,
-            transactions: block.transactions.clone(),
-            header: block.header.clone(),
-            body: block.body.clone(),
-            receipts: block.receipts.clone(),
-            extras: block.extras.clone(),
-            traces: block.traces.clone(),
-            log_terms: Vec::new(),
-        };
+        let block = block.clone().without_terms();
         match check_block(&block, &profile) {
             Ok(_) => Vec::new(),
             Err(failure) => vec![failure.to_string()],

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use cairn_core::{BlockFacts, BlockLayout, Height, HeightRange, Parts, RawBlock, StoredBlock, TxId};
+use cairn_core::{BlockFacts, BlockLayout, Height, HeightRange, Parts, StoredBlock, TxId};
 use cairn_flow::terms::evm_term;
 use cairn_flow::{
     CdcValue, DecodedBlock, DecodedEvent, DecodedTx, EventType, FlowAddress, FlowLayout, Network,
@@ -324,16 +324,7 @@ impl FlowTx {
 /// The bytes of a transaction and of its result, as the node gave them.
 pub(crate) fn raw(network: Network, stored: StoredBlock, index: u32) -> Result<(Data, Data), Problem> {
     let height = stored.facts.height;
-    let block = RawBlock {
-        facts: stored.facts,
-        transactions: stored.transactions,
-        header: stored.header,
-        body: stored.body,
-        receipts: stored.receipts,
-        extras: stored.extras,
-        traces: None,
-        log_terms: Vec::new(),
-    };
+    let block = stored.without_terms();
     let slices = FlowLayout::new(network).slices(&block);
     let slice = slices.and_then(|slices| slices.transactions.into_iter().nth(index as usize));
     let slice = slice.ok_or_else(|| {

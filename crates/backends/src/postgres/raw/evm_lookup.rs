@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cairn_core::{BlockLayout, HeightRange, Parts, RawBlock, StoredBlock, TxId};
+use cairn_core::{BlockLayout, HeightRange, Parts, StoredBlock, TxId};
 use cairn_store::{MAX_EVM_PLACES, RawReader, Result, StoreError, TxPlace};
 
 use super::head::{self, get_height, get_u32, sql};
@@ -66,16 +66,7 @@ impl Expected {
         let mut found = Vec::new();
         for stored in blocks {
             let (height, id) = (stored.facts.height, stored.facts.id);
-            let block = RawBlock {
-                facts: stored.facts,
-                transactions: stored.transactions,
-                header: stored.header,
-                body: stored.body,
-                receipts: stored.receipts,
-                extras: stored.extras,
-                traces: None,
-                log_terms: Vec::new(),
-            };
+            let block = stored.without_terms();
             expected.block_heights.push(sql(height));
             expected.block_ids.push(id.0.to_vec());
             // One that can't be cut is kept whole, without lookups.
