@@ -1,7 +1,7 @@
 //! `./dev bench postgres`: what writing to PostgreSQL costs against a bare binary COPY of the same bytes, and what a page of a list costs.
 //!
 //! **Raw.** Blocks of a pre-signed EVM chain are made and checked in memory first. Then the real store takes them in one of the two ways in which the ingester writes, in batches
-//! of its own size, one transaction each. As a backfill: [`FILL_WORKERS`] ranges at once (`ingest.fill_workers`), each by [`RawFiller::fill`] under its lease, and after
+//! of its own size, one transaction each. As a backfill: some ranges at once (`--fill-workers`, as `ingest.fill_workers`), each by [`RawFiller::fill`] under its lease, and after
 //! each of them [`RawFiller::advance`]; timed from the first claim until the head has passed them all. In order (`…_in_order`): [`RawWriter::append`], one after the other. All of it
 //! counts (checking the batch, cutting, compressing and encoding it, leases and the head's lock, every table and index, the commits). Afterwards every row that was written (blocks, transactions, events, lookups, index pages) is read back in the binary COPY
 //! format, and sent again to plain tables of the same columns without key or index: one statement and one transaction a table, nothing encoded while the clock runs. `raw_vs_copy`
@@ -57,8 +57,6 @@ const INDEXES: [(&str, &str, &str); 8] = [
     ("evm_lookup_key", "evm_lookup", "UNIQUE (evm_hash, height, evm_index)"),
 ];
 const REPEATS: usize = 5;
-/// How many ranges are filled at once.
-const FILL_WORKERS: usize = 2;
 /// How long a lease lives without a commit.
 const LEASE_TTL_MS: u64 = 60_000;
 /// The columns that a row of an EVM chain has in a table, where those are not all.
@@ -84,6 +82,9 @@ pub struct Options {
     /// Lookups that are there already in the second part.
     #[arg(long, default_value_t = 20_000_000)]
     lookups: u64,
+    /// Ranges that are filled at once.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=16))]
+    fill_workers: u64,
     /// Parts: raw, lookup, derived, pages; all where none is named.
     parts: Vec<String>,
 }
@@ -93,7 +94,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     describe(&options.postgres).await?;
     let wanted = |part: &str| options.parts.is_empty() || options.parts.iter().any(|name| name == part);
     if wanted("raw") || wanted("lookup") {
-        let chain = Chain::read(options.txs).await?;
+        let chain = Chain::read(options.txs, options.fill_workers).await?;
         if wanted("raw") {
             raw(&options, &chain).await?;
         }
@@ -114,10 +115,11 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 struct Chain {
     id: u64,
     batches: Vec<Vec<RawBlock>>,
+    fill_workers: u64,
 }
 
 impl Chain {
-    async fn read(txs: u64) -> Result<Chain> {
+    async fn read(txs: u64, fill_workers: u64) -> Result<Chain> {
         let source = PresignedSource::open(&presigned_file(PresignOptions::new(1, txs)).await?)?;
         let (id, head) = (source.made_from().chain_id, source.head());
         let limits = ingest_options(id);
@@ -140,7 +142,7 @@ impl Chain {
             batches.push(batch);
         }
         println!("{txs} transactions in {} batches", batches.len());
-        Ok(Chain { id, batches })
+        Ok(Chain { id, batches, fill_workers })
     }
 
     /// Appends all of it; how long the appends took.
@@ -170,12 +172,12 @@ impl Chain {
             store: store.clone(),
             fence,
             blocks,
-            range_heights: stop.get().div_ceil(4 * FILL_WORKERS as u64),
+            range_heights: stop.get().div_ceil(4 * self.fill_workers),
             stop,
             advancing: tokio::sync::Mutex::default(),
         });
         let begun = Instant::now();
-        let workers: Vec<_> = (0..FILL_WORKERS).map(|n| tokio::spawn(filling.clone().work(n))).collect();
+        let workers: Vec<_> = (0..self.fill_workers).map(|n| tokio::spawn(filling.clone().work(n))).collect();
         for worker in workers {
             worker.await??;
         }
@@ -198,7 +200,7 @@ struct Filling {
 }
 
 impl Filling {
-    async fn work(self: Arc<Self>, number: usize) -> Result<()> {
+    async fn work(self: Arc<Self>, number: u64) -> Result<()> {
         let (store, owner) = (&self.store, format!("bench/{number}"));
         while let Some(mut lease) =
             store.claim_range(&owner, LEASE_TTL_MS, self.range_heights, self.stop).await?
