@@ -7,7 +7,7 @@ mod pg;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
+use cairn_backends::postgres::raw::{LookupFault, PartitionSizes, Repaired};
 use cairn_backends::postgres::{PgPool, PgRawOptions, PgRawStore};
 use cairn_core::{BlockLayout, ChainId, Height, HeightRange, Parts, RawBlock, SystemClock};
 use cairn_flow::proto::{CollectionGuarantee, TransactionResult};
@@ -336,9 +336,19 @@ async fn f04_evm_hashes_are_looked_up_and_their_lookups_mended_both_ways() {
     assert_eq!(find(first.hash.0, all).await, []);
     // What stands in rows alone says nothing against these.
     assert_eq!(store.repair_lookups(all).await.expect("repairs"), Repaired::default());
+    // They are named, and named again: an audit changes nothing.
+    let fault = |height, missing, strange| LookupFault { height: Height(height), missing, strange };
+    let mut faults = vec![fault(first.height, 1, 0), fault(last.height, 1, 1), fault(without, 0, 1)];
+    faults.sort_by_key(|fault| fault.height);
+    for _ in 0..2 {
+        assert_eq!(store.audit_evm_lookups(all, 100).await.expect("looks"), faults);
+    }
+    let one = HeightRange::one(Height(last.height));
+    assert_eq!(store.audit_evm_lookups(one, 100).await.expect("looks"), [fault(last.height, 1, 1)]);
     let repaired = store.repair_evm_lookups(all).await.expect("repairs");
     assert_eq!((repaired.lookups_removed, repaired.lookups_written), (2, 2));
     assert_eq!(store.repair_evm_lookups(all).await.expect("repairs"), Repaired::default());
+    assert_eq!(store.audit_evm_lookups(all, 100).await.expect("looks"), []);
     assert_all_found().await;
     assert_eq!(find([0xef; 32], all).await, []);
     // A block that is written again has its lookups again.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use async_trait::async_trait;
 use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
-use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
+use cairn_backends::postgres::raw::{LookupFault, PartitionSizes, Repaired};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
 use cairn_backends::sqlite::{LogTerms, SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
 use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
@@ -48,6 +48,15 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
     /// Makes the lookups of EVM transactions inside transactions what the blocks say, which are read whole; nothing where a store has none.
     async fn repair_evm_lookups(&self, _range: HeightRange) -> Result<RepairedLookups, StoreError> {
         Ok(RepairedLookups::default())
+    }
+
+    /// Heights, at most about `limit`, whose lookups of EVM transactions are not what the blocks say; changes nothing. None where a store has no such lookups.
+    async fn audit_evm_lookups(
+        &self,
+        _range: HeightRange,
+        _limit: usize,
+    ) -> Result<Vec<LookupFault>, StoreError> {
+        Ok(Vec::new())
     }
 
     /// Writes the rows of a canonical block again, which was fetched and verified.
@@ -111,6 +120,14 @@ impl RawStore for PgRawStore {
 
     async fn repair_evm_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
         Ok(PgRawStore::repair_evm_lookups(self, range).await?.into())
+    }
+
+    async fn audit_evm_lookups(
+        &self,
+        range: HeightRange,
+        limit: usize,
+    ) -> Result<Vec<LookupFault>, StoreError> {
+        PgRawStore::audit_evm_lookups(self, range, limit).await
     }
 
     async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError> {

@@ -5,20 +5,25 @@
 
 use std::sync::Arc;
 
-use cairn_core::{BlockLayout, HeightRange, Parts, StoredBlock, TxId};
+use cairn_core::{BlockLayout, Height, HeightRange, Parts, StoredBlock, TxId};
 use cairn_store::{MAX_EVM_PLACES, RawReader, Result, StoreError, TxPlace};
+use tokio_postgres::Row;
 
 use super::head::{self, get_height, get_u32, sql};
 use super::repair::{Repaired, demand_bounded};
 use super::tx::Tx;
 use super::{PgRawStore, blocking};
-use crate::postgres::PgConn;
 use crate::postgres::error::db;
+use crate::postgres::{Isolation, PgConn};
 
 /// Blocks of so many bytes are compared in one transaction, at most; more only where one block is larger.
 const READ_BYTES: u64 = 16 << 20;
 /// Heights that one transaction compares, at most.
 const STEP_HEIGHTS: u64 = 500;
+
+/// The heights at which these blocks are still the canonical ones.
+const SAME: &str = "SELECT b.height FROM unnest($1::bigint[], $2::bytea[]) AS w (height, id) \
+     JOIN raw.blocks b ON b.height = w.height AND b.id = w.id WHERE w.height >= $3 AND w.height < $4 ORDER BY 1";
 
 /// The places of an EVM hash. A lookup whose transaction is gone is passed over and told: repair removes it.
 pub(super) async fn find(conn: &PgConn, evm_hash: [u8; 32], range: HeightRange) -> Result<Vec<TxPlace>> {
@@ -92,38 +97,15 @@ impl PgRawStore {
     pub async fn repair_evm_lookups(&self, range: HeightRange) -> Result<Repaired> {
         demand_bounded(range)?;
         let mut repaired = Repaired::default();
-        let layout = self.shared.options.layout.clone();
-        if !layout.has_evm_lookups() {
-            return Ok(repaired);
-        }
-        let parts = Parts::all() - Parts::TRACES;
-        let mut reach = STEP_HEIGHTS;
-        let mut at = range.start();
-        while at < range.end() {
-            let snapshot = self.snapshot().await?;
-            let stored = HeightRange::new(at, range.end()).intersect(snapshot.head().range());
-            let Some(step) = stored.chunks(reach).next() else { break };
-            let blocks = match snapshot.blocks(step, parts, READ_BYTES).await {
-                Ok(blocks) => blocks,
-                // One of them can't be read: reach less far, until it stands alone.
-                Err(StoreError::Corrupt { .. }) if step.len() > 1 => {
-                    reach = step.len() / 2;
+        let mut walk = Walk::new(self, range);
+        while let Some(step) = walk.next(self).await? {
+            let expected = match step {
+                Step::Blocks(expected) => expected,
+                Step::Unreadable(height) => {
+                    repaired.damaged.push(height);
                     continue;
                 }
-                Err(StoreError::Corrupt { .. }) => {
-                    repaired.damaged.push(step.start());
-                    at = step.end();
-                    continue;
-                }
-                Err(error) => return Err(error),
             };
-            drop(snapshot);
-            let Some(last) = blocks.last() else { break };
-            at = last.facts.height.next();
-            reach = (reach * 2).min(STEP_HEIGHTS);
-            let of = layout.clone();
-            let expected = blocking(move || Ok(Expected::of(&*of, blocks))).await?;
-            let expected = Arc::new(expected);
             let (removed, written) = self
                 .shared
                 .commit("repair_evm_lookups", |tx| {
@@ -136,6 +118,129 @@ impl PgRawStore {
         }
         Ok(repaired)
     }
+
+    /// Names the canonical heights in `range` whose lookups of EVM transactions are not what their blocks say, at most about `limit` of them; changes nothing.
+    /// Blocks that can't be read are passed over: what is wrong with them is an audit's to say.
+    pub async fn audit_evm_lookups(&self, range: HeightRange, limit: usize) -> Result<Vec<LookupFault>> {
+        demand_bounded(range)?;
+        let mut faults = Vec::new();
+        let mut walk = Walk::new(self, range);
+        while faults.len() < limit {
+            match walk.next(self).await? {
+                Some(Step::Blocks(expected)) => faults.extend(compare(self, &expected).await?),
+                Some(Step::Unreadable(_)) => {}
+                None => break,
+            }
+        }
+        Ok(faults)
+    }
+}
+
+/// A height whose lookups are not what its block says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LookupFault {
+    /// Where.
+    pub height: Height,
+    /// Lookups that the block has and the table has not.
+    pub missing: u64,
+    /// Lookups that the table has and the block has not.
+    pub strange: u64,
+}
+
+/// Goes over blocks in steps of bounded size.
+struct Walk {
+    layout: Arc<dyn BlockLayout>,
+    range: HeightRange,
+    at: Height,
+    reach: u64,
+}
+
+enum Step {
+    /// What the next blocks say.
+    Blocks(Arc<Expected>),
+    /// The block at this height can't be read.
+    Unreadable(Height),
+}
+
+impl Walk {
+    fn new(store: &PgRawStore, range: HeightRange) -> Walk {
+        let layout = store.shared.options.layout.clone();
+        Walk { layout, range, at: range.start(), reach: STEP_HEIGHTS }
+    }
+
+    /// The next step; `None` at the end, and where transactions hold none.
+    async fn next(&mut self, store: &PgRawStore) -> Result<Option<Step>> {
+        let parts = Parts::all() - Parts::TRACES;
+        while self.at < self.range.end() && self.layout.has_evm_lookups() {
+            let snapshot = store.snapshot().await?;
+            let stored = HeightRange::new(self.at, self.range.end()).intersect(snapshot.head().range());
+            let Some(step) = stored.chunks(self.reach).next() else { break };
+            let blocks = match snapshot.blocks(step, parts, READ_BYTES).await {
+                Ok(blocks) => blocks,
+                // One of them can't be read: reach less far, until it stands alone.
+                Err(StoreError::Corrupt { .. }) if step.len() > 1 => {
+                    self.reach = step.len() / 2;
+                    continue;
+                }
+                Err(StoreError::Corrupt { .. }) => {
+                    self.at = step.end();
+                    return Ok(Some(Step::Unreadable(step.start())));
+                }
+                Err(error) => return Err(error),
+            };
+            drop(snapshot);
+            let Some(last) = blocks.last() else { break };
+            self.at = last.facts.height.next();
+            self.reach = (self.reach * 2).min(STEP_HEIGHTS);
+            let layout = self.layout.clone();
+            let expected = blocking(move || Ok(Expected::of(&*layout, blocks))).await?;
+            return Ok(Some(Step::Blocks(Arc::new(expected))));
+        }
+        Ok(None)
+    }
+}
+
+/// What differs, in one read transaction; a block that a reorg took away meanwhile is left alone.
+async fn compare(store: &PgRawStore, expected: &Expected) -> Result<Vec<LookupFault>> {
+    let conn = store.shared.pool.begin(Isolation::Snapshot).await?;
+    let range = head::read(&conn).await?.row.range();
+    let rows = conn
+        .query(SAME, &[&expected.block_heights, &expected.block_ids, &sql(range.start()), &sql(range.end())])
+        .await?;
+    let same: Vec<i64> = rows.iter().map(|row| get_height(row, 0).map(sql)).collect::<Result<_>>()?;
+    let (Some(first), Some(last)) = (same.first(), same.last()) else { return Ok(Vec::new()) };
+    let rows = conn
+        .query(
+            "WITH w AS (SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) \
+               AS w (height, evm_index, evm_hash, tx_id) WHERE height = ANY($5)), \
+             differs AS ( \
+               SELECT w.height, true AS is_missing FROM w WHERE NOT EXISTS ( \
+                 SELECT FROM raw.evm_lookup l WHERE l.evm_hash = w.evm_hash AND l.height = w.height \
+                   AND l.evm_index = w.evm_index AND l.tx_id = w.tx_id) \
+               UNION ALL \
+               SELECT l.height, false FROM raw.evm_lookup l \
+               WHERE l.height >= $6 AND l.height <= $7 AND l.height = ANY($5) AND NOT EXISTS ( \
+                 SELECT FROM w WHERE w.height = l.height AND w.evm_index = l.evm_index AND w.evm_hash = l.evm_hash \
+                   AND w.tx_id = l.tx_id)) \
+             SELECT height, count(*) FILTER (WHERE is_missing), count(*) FILTER (WHERE NOT is_missing) \
+             FROM differs GROUP BY height ORDER BY height",
+            &[
+                &expected.heights,
+                &expected.indexes,
+                &expected.hashes,
+                &expected.tx_ids,
+                &same,
+                first,
+                last,
+            ],
+        )
+        .await?;
+    let count = |row: &Row, at| row.try_get::<_, i64>(at).map(i64::unsigned_abs).map_err(db);
+    rows.iter()
+        .map(|row| {
+            Ok(LookupFault { height: get_height(row, 0)?, missing: count(row, 1)?, strange: count(row, 2)? })
+        })
+        .collect()
 }
 
 /// Removes and writes; a block that a reorg took away meanwhile is left alone.
@@ -143,12 +248,7 @@ async fn mend(tx: &Tx, expected: &Expected) -> Result<(u64, u64)> {
     let head = head::lock(tx).await?;
     let range = head.row.range();
     let same = tx
-        .query(
-            "SELECT b.height FROM unnest($1::bigint[], $2::bytea[]) AS w (height, id) \
-             JOIN raw.blocks b ON b.height = w.height AND b.id = w.id \
-             WHERE w.height >= $3 AND w.height < $4 ORDER BY 1",
-            &[&expected.block_heights, &expected.block_ids, &sql(range.start()), &sql(range.end())],
-        )
+        .query(SAME, &[&expected.block_heights, &expected.block_ids, &sql(range.start()), &sql(range.end())])
         .await?;
     let same: Vec<i64> = same.iter().map(|row| get_height(row, 0).map(sql)).collect::<Result<Vec<i64>>>()?;
     let (Some(first), Some(last)) = (same.first(), same.last()) else { return Ok((0, 0)) };

@@ -53,6 +53,7 @@ use cairn_store::{PayloadStore, RawReader, RawSnapshot, Result, StoreError};
 use super::server::demand_server;
 use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, StatementHook, migrate};
 
+pub use evm_lookup::LookupFault;
 pub use options::{PartitionSizes, PgRawOptions};
 pub use readers::PgRawReaders;
 pub use repair::Repaired;
