@@ -306,6 +306,35 @@ async fn a_changed_definition_is_refused_and_an_addition_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_have_the_size_that_was_asked_for_and_another_one_is_refused_by_name() {
+    let Some(db) = pg::database().await else { return };
+    let sized = |heights| {
+        let sizes = [("transfers".to_owned(), heights)].into();
+        Catalog::new([&TRANSFERS, &HOLDINGS]).unwrap().with_partitions(None, &sizes).unwrap()
+    };
+    let store = open(&db, sized(20), |_| {}).await.unwrap();
+    store.adopt(RAW, ReorgMark { id: 0, digest: [0; 32] }).await.unwrap();
+    store.register("mapper", Height(0)).await.unwrap();
+    let lease = store.claim(&request("mapper", 50)).await.unwrap().unwrap();
+    let rows = vec![TableRows { table: "transfers", rows: vec![transfer(3, 0, 1), transfer(44, 0, 1)] }];
+    store.commit_chunk(&lease, ChunkCommit { rows, ..chunk(&lease, 50) }).await.unwrap();
+    let bounds =
+        "SELECT string_agg(pg_get_expr(c.relpartbound, c.oid), ' ' ORDER BY c.relname) FROM pg_inherits i
+         JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'app.transfers'::regclass";
+    let row = db.pool().get().await.unwrap().query_one(bounds, &[]).await.unwrap();
+    let bounds: String = row.try_get(0).unwrap();
+    assert!(bounds.contains("FROM ('0') TO ('20')") && bounds.contains("FROM ('40') TO ('60')"), "{bounds}");
+    drop(store);
+    for catalog in [sized(30), Catalog::new([&TRANSFERS, &HOLDINGS]).unwrap()] {
+        let refused = open(&db, catalog, |_| {}).await.unwrap_err();
+        let StoreError::Invalid(what) = refused else { panic!("{refused}") };
+        assert!(what.contains("table transfers was made with partitions of 20 heights"), "{what}");
+        assert!(what.contains("cairn migrate --in-place app.transfers"), "{what}");
+    }
+    open(&db, sized(20), |_| {}).await.unwrap();
+}
+
 async fn p03_no_statement_grows_with_its_rows() {
     let Some(world) = World::new(|options| options.statement_bytes = 64 << 10).await else { return };
     let lease = world.claim("mapper", 1_000).await;

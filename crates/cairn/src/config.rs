@@ -101,11 +101,11 @@ pub struct DatabaseConfig {
     pub statement_timeout_ms: u64,
     /// Only keys are indexed while partitions fill; the other indexes are built on each partition when it is full.
     pub backfill: bool,
-    /// How many heights a new partition of each raw table holds; none: the sizes of the schema. Refused for the app database, whose tables say it
-    /// themselves.
+    /// How many heights a partition of each partitioned table holds; none: the sizes of the schema. In the raw database it counts for new partitions; of the app
+    /// database it is part of a table's definition, and another one than it was made with is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition_heights: Option<u64>,
-    /// The same for single raw tables, by name; it wins over `partition_heights`. Refused for the app database.
+    /// The same for single tables, by name; it wins over `partition_heights`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub partitions: BTreeMap<String, u64>,
     /// For debugging: keep a cut list of each transaction's events too. Refused for the app database.
@@ -421,13 +421,8 @@ impl Config {
                 bail!("--upstream {}: expected http or https", hide_url(url));
             }
         }
-        let of_raw_alone = [
-            (self.app.partition_heights.is_some(), "partition_heights"),
-            (!self.app.partitions.is_empty(), "partitions"),
-            (self.app.denormalize_events, "denormalize_events"),
-        ];
-        if let Some((_, key)) = of_raw_alone.iter().find(|(set, _)| *set) {
-            bail!("app.{key} does nothing: it is a setting of [raw] alone");
+        if self.app.denormalize_events {
+            bail!("app.denormalize_events does nothing: it is a setting of [raw] alone");
         }
         for (table, heights) in &self.raw.partitions {
             if !PartitionSizes::TABLES.contains(&table.as_str()) {
@@ -437,6 +432,10 @@ impl Config {
             if *heights == 0 {
                 bail!("raw.partitions.{table} must be at least 1");
             }
+        }
+        // Which tables there are depends on the chain, which the archive may have to say: their names are looked at where the catalog is made.
+        if let Some((table, _)) = self.app.partitions.iter().find(|(_, heights)| **heights == 0) {
+            bail!("app.partitions.{table} must be at least 1");
         }
         for (name, database) in [("raw", &self.raw), ("app", &self.app)] {
             let Some(url) = &database.url else { continue };

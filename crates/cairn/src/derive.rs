@@ -21,9 +21,10 @@ use crate::config::{Config, Malformed};
 use crate::node::HttpContractNode;
 use crate::stores::{self, LateApp};
 
-/// Every derived table.
+/// Every derived table, with the partitions that the configuration says.
 pub fn catalog(config: &Config) -> anyhow::Result<Catalog> {
-    config.chain().catalog()
+    let catalog = config.chain().catalog()?;
+    catalog.with_partitions(config.app.partition_heights, &config.app.partitions).context("app.partitions")
 }
 
 /// The processors that the configuration enables. Those that ask a Flow node ask `scripts`, or else the nodes that the configuration names.
@@ -219,4 +220,32 @@ pub async fn open_for_command(config: &Config) -> anyhow::Result<Arc<dyn stores:
         ),
         error => error.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_of_derived_tables_are_those_of_the_plan_unless_the_configuration_says_otherwise() {
+        let mut config = Config::default();
+        let size = |config: &Config, table: &str| {
+            catalog(config).expect("a catalog").table(table).expect("a table").partition_heights()
+        };
+        assert_eq!(size(&config, "ft_transfers"), Some(10_000_000));
+        assert_eq!(size(&config, "evm_logs"), Some(10_000_000));
+        assert_eq!(size(&config, "ft_holdings"), None);
+        config.app.partitions.insert("evm_logs".into(), 1_000);
+        config.app.partition_heights = Some(5_000);
+        assert_eq!(size(&config, "ft_transfers"), Some(5_000));
+        assert_eq!(size(&config, "evm_logs"), Some(1_000));
+        assert_eq!(size(&config, "ft_holdings"), None);
+        // State isn't partitioned, and blocks are raw.
+        for name in ["ft_holdings", "blocks"] {
+            config.app.partitions = [(name.to_owned(), 7)].into();
+            let error = format!("{:#}", catalog(&config).expect_err("no such table"));
+            assert!(error.contains("app.partitions") && error.contains(&format!("`{name}`")), "{error}");
+            assert!(error.contains("nft_transfers"), "{error}");
+        }
+    }
 }

@@ -84,8 +84,7 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
             .badly();
     assert!(words.contains("derive.range_heights_of.token_worker"), "{words}");
     for (name, value, wanted) in [
-        ("CAIRN_APP__PARTITION_HEIGHTS", "7", "app.partition_heights does nothing"),
-        ("CAIRN_APP__PARTITIONS", "{blocks=7}", "app.partitions does nothing"),
+        ("CAIRN_APP__PARTITIONS", "{ft_transfers=0}", "app.partitions.ft_transfers must be at least 1"),
         ("CAIRN_APP__DENORMALIZE_EVENTS", "true", "app.denormalize_events does nothing"),
         ("CAIRN_RAW__PARTITIONS", "{block=7}", "no table `block`; there are blocks, transactions"),
         ("CAIRN_RAW__PARTITIONS", "{blocks=0}", "raw.partitions.blocks must be at least 1"),

@@ -3,6 +3,7 @@
 //! A [`TableDef`] is a constant beside the processor that fills it. Backends make their SQL from it, so that a new processor
 //! is one file and a store never learns what a table means.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::row::{Key, Row};
@@ -111,6 +112,8 @@ pub struct Table {
     /// Column numbers of each index, the rest of the key included.
     indexes: Vec<Vec<usize>>,
     height: Option<usize>,
+    /// Its definition's, with the partitions that it is to have.
+    class: TableClass,
 }
 
 impl Table {
@@ -146,7 +149,20 @@ impl Table {
             TableClass::Answers => Some(find(ASKED_AT_HEIGHT)?),
             TableClass::Content => None,
         };
-        Ok(Table { def, key, indexes, height })
+        Ok(Table { def, key, indexes, height, class: def.class })
+    }
+
+    /// The class, with the size that partitions have here.
+    pub fn class(&self) -> TableClass {
+        self.class
+    }
+
+    /// Heights in one partition, where a backend has such; `None` for tables that are in one piece.
+    pub fn partition_heights(&self) -> Option<u64> {
+        match self.class {
+            TableClass::Events { partition_heights } => Some(partition_heights),
+            TableClass::State | TableClass::Answers | TableClass::Content => None,
+        }
     }
 
     /// The definition.
@@ -233,6 +249,38 @@ impl Catalog {
                 return Err(StoreError::Invalid(format!("two tables are named {}", def.name)));
             }
             tables.push(Arc::new(Table::new(def)?));
+        }
+        Ok(Catalog { tables: Arc::new(tables) })
+    }
+
+    /// The same tables with partitions of `all` heights, where that is given, and of these for single ones, by name. A name that isn't that of a table with
+    /// partitions is an error, and so are partitions without heights.
+    pub fn with_partitions(&self, all: Option<u64>, single: &BTreeMap<String, u64>) -> Result<Catalog> {
+        let has_partitions = |name: &str| {
+            self.tables.iter().any(|table| table.name() == name && table.partition_heights().is_some())
+        };
+        if let Some(name) = single.keys().find(|name| !has_partitions(name)) {
+            let known: Vec<_> =
+                self.tables.iter().map(|table| table.name()).filter(|name| has_partitions(name)).collect();
+            return Err(StoreError::Invalid(format!(
+                "there is no table `{name}` with partitions; there are {}",
+                known.join(", ")
+            )));
+        }
+        let mut tables = Vec::with_capacity(self.tables.len());
+        for table in self.tables.iter() {
+            let size = single.get(table.name()).copied().or(all);
+            let mut sized = Table::new(table.def)?;
+            if let (Some(partition_heights), Some(_)) = (size, table.partition_heights()) {
+                if partition_heights == 0 {
+                    return Err(StoreError::Invalid(format!(
+                        "table {}: a partition has heights",
+                        table.name()
+                    )));
+                }
+                sized.class = TableClass::Events { partition_heights };
+            }
+            tables.push(Arc::new(sized));
         }
         Ok(Catalog { tables: Arc::new(tables) })
     }

@@ -3,7 +3,7 @@
 //! A table is described when it is made. One whose columns, key, class or service changed since is refused; a new table or a new index is added.
 //! An index that the catalog no longer names stays, and is not in the way.
 
-use cairn_store::derived::{LAST_HEIGHT, TableClass, TableDef};
+use cairn_store::derived::{LAST_HEIGHT, Table, TableClass};
 use cairn_store::{Result, StoreError};
 use sha2::{Digest, Sha256};
 
@@ -58,7 +58,7 @@ async fn demand_all(shared: &Shared) -> Result<()> {
     for table in shared.tables.iter() {
         let def = table.table.def();
         match defined.iter().find(|(name, _)| name == def.name) {
-            Some((_, found)) => demand_same(def, found)?,
+            Some((_, found)) => demand_same(&table.table, found)?,
             None => {
                 return Err(StoreError::Invalid(format!(
                     "the app store has no table {} yet: run `cairn migrate` or start a process that derives first",
@@ -89,10 +89,19 @@ async fn definitions(conn: &PgConn, shared: &Shared) -> Result<Vec<(String, Stri
 }
 
 /// A table that was made as something else is refused.
-fn demand_same(def: &TableDef, found: &str) -> Result<()> {
-    let expected = definition(def);
+fn demand_same(table: &Table, found: &str) -> Result<()> {
+    let (def, expected) = (table.def(), definition(table));
     if found == expected {
         return Ok(());
+    if let (Some(made), Some(wanted)) = (partitions_of(found), table.partition_heights())
+        && found == expected.replacen(&class_of(wanted), &class_of(made), 1)
+    {
+        return Err(StoreError::Invalid(format!(
+            "table {0} was made with partitions of {made} heights, and is to have {wanted} by app.partition_heights or app.partitions. Nothing was changed. Say \
+             {made} for {0} there, or make it anew with `cairn migrate --in-place app.{0}`",
+            def.name
+        )));
+    }
     }
     Err(StoreError::Invalid(format!(
         "table {} was made as `{found}`, this program defines it as `{expected}`. Nothing was changed. Run the program that made it, or reset service {} and \
@@ -115,7 +124,8 @@ pub(super) async fn define_again(conn: &PgConn, shared: &Shared, table: &PgTable
 }
 
 /// How a table is described: everything that makes its rows what they are.
-fn definition(def: &TableDef) -> String {
+fn definition(table: &Table) -> String {
+    let def = table.def();
     let columns: Vec<String> = def
         .columns
         .iter()
@@ -124,14 +134,25 @@ fn definition(def: &TableDef) -> String {
             format!("{} {:?}{null} {:?}", column.name, column.ty, column.merge)
         })
         .collect();
-    format!("{:?} of {}: {}; key {}", def.class, def.service, columns.join(", "), def.key.join(", "))
+    format!("{:?} of {}: {}; key {}", table.class(), def.service, columns.join(", "), def.key.join(", "))
+}
+
+/// How the class of a table with such partitions is described.
+fn class_of(partition_heights: u64) -> String {
+    format!("{:?} of ", TableClass::Events { partition_heights })
+}
+
+/// The size of a table's partitions by what it was made as.
+fn partitions_of(definition: &str) -> Option<u64> {
+    let size = definition.strip_prefix("Events { partition_heights: ")?;
+    size.split_once(' ')?.0.parse().ok()
 }
 
 async fn table_is_there(conn: &PgConn, table: &PgTable, found: Option<&str>) -> Result<()> {
     let def = table.table.def();
-    let expected = definition(def);
+    let expected = definition(&table.table);
     if let Some(found) = found {
-        return demand_same(def, found);
+        return demand_same(&table.table, found);
     }
     // `TABLE_p` and the number of a partition, `_` and the name of an index have to fit.
     let longest = def.indexes.iter().map(|index| index.name.len()).max().unwrap_or(8).max(8);

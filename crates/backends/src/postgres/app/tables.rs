@@ -106,10 +106,7 @@ impl PgTable {
 
     /// Heights in one partition; `None` for a table without partitions.
     pub(super) fn partition_heights(&self) -> Option<u64> {
-        match self.table.def().class {
-            TableClass::Events { partition_heights } => Some(partition_heights),
-            _ => None,
-        }
+        self.table.partition_heights()
     }
 
     /// The columns between the parentheses of `CREATE TABLE`, the primary key included.
