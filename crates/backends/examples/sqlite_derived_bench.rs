@@ -114,6 +114,7 @@ fn commit(chunk: HeightRange, finalized: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        quarantined: Vec::new(),
         finalized: Height(finalized),
         ttl_ms: 60_000,
     }

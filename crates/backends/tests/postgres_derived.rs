@@ -160,6 +160,7 @@ fn chunk(lease: &WorkerLease, to: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,
     }
@@ -306,7 +307,6 @@ async fn a_changed_definition_is_refused_and_an_addition_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[tokio::test(flavor = "multi_thread")]
 async fn partitions_have_the_size_that_was_asked_for_and_another_one_is_refused_by_name() {
     let Some(db) = pg::database().await else { return };
     let sized = |heights| {
@@ -335,6 +335,7 @@ async fn partitions_have_the_size_that_was_asked_for_and_another_one_is_refused_
     open(&db, sized(20), |_| {}).await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
 async fn p03_no_statement_grows_with_its_rows() {
     let Some(world) = World::new(|options| options.statement_bytes = 64 << 10).await else { return };
     let lease = world.claim("mapper", 1_000).await;

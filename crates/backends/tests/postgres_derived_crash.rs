@@ -120,6 +120,7 @@ async fn commit(store: &impl DerivedStore, lease: &WorkerLease, fork: u64) -> Re
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,
     };

@@ -120,6 +120,7 @@ fn chunk(from: u64, to: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,
     }

@@ -8,8 +8,8 @@ use cairn_explorer::decode::evm::transfers::WrappedTokens;
 use cairn_explorer::processors::Settings;
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::derive::processor::Processor;
-use cairn_pipeline::derive::status::DeriveStatus;
-use cairn_pipeline::derive::{DeriveOptions, Deriver, MalformedPolicy};
+use cairn_pipeline::derive::status::{DeriveStatus, Halt};
+use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy};
 use cairn_store::derived::{Catalog, DerivedReader, DerivedStore, ErrorLog};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
@@ -134,7 +134,12 @@ impl Work {
                     eprintln!(
                         "derived work halted: {message}\nIngestion and what is there already are not touched by it."
                     );
-                    board.send_modify(|status| status.halted = Some(message));
+                    let code = error.downcast_ref::<DeriveError>().map_or("start", DeriveError::code);
+                    let halt = Halt { service: None, height: None, code, message };
+                    // Who met it may have said more.
+                    board.send_modify(|status| {
+                        status.halted.get_or_insert(halt);
+                    });
                 }
             }
         });
@@ -205,10 +210,13 @@ async fn run(
             }
         }
     };
-    tokio::select! {
-        ended = deriver.run(stop) => Ok(ended?),
+    let ended = tokio::select! {
+        ended = deriver.run(stop) => ended,
         () = forward => Ok(()),
-    }
+    };
+    // What it said last, of a halt above all, may not have been forwarded yet.
+    board.send_replace(from.borrow().clone());
+    Ok(ended?)
 }
 
 /// What a command that only looks needs of the app store.

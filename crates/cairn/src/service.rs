@@ -16,7 +16,7 @@ use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::IngestError;
 use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
-use cairn_pipeline::status::{IngestState, IngestStatus, StatusBoard};
+use cairn_pipeline::status::{Halt, IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
 use cairn_store::derived::{Catalog, DerivedReader, ErrorLog};
 use cairn_store::{RawReader, StoreInfo};
@@ -222,7 +222,7 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
     );
     let halted = async {
         match status.wait_for(|status| status.halted.is_some()).await {
-            Ok(status) => status.halted.clone().unwrap_or_default(),
+            Ok(status) => status.halted.as_ref().map(Halt::to_string).unwrap_or_default(),
             Err(_) => "it ended early".into(),
         }
     };
@@ -475,6 +475,8 @@ impl Servers {
         })?;
         let served = Served { rpc_url, ops_url: format!("http://{}", ops.local_addr()), answers, chain };
         let watcher = tokio::spawn(watch_all(watched, health, wake, status, derived, stop.clone()));
+                upstreams: chain.upstreams(),
+                halts: halts_of(status.clone(), derived.clone()),
         Ok(Servers { rpc, ops, watcher, stop, served })
     }
 
@@ -542,12 +544,31 @@ async fn watch_deriver(health: &HealthState, mut status: watch::Receiver<DeriveS
     metrics::gauge!("cairn_derived_halted").set(0.0);
     if let Ok(status) = status.wait_for(|status| status.halted.is_some()).await {
         metrics::gauge!("cairn_derived_halted").set(1.0);
-        health.derived_halted(status.halted.clone().unwrap_or_default());
+        health.derived_halted(status.halted.as_ref().map(Halt::to_string).unwrap_or_default());
     }
     std::future::pending().await
 }
 
 async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<IngestStatus>) {
+/// What of this process has stopped, for `/v1/status`.
+fn halts_of(
+    status: Option<watch::Receiver<IngestStatus>>,
+    derived: Option<watch::Receiver<DeriveStatus>>,
+) -> rest::Halts {
+    Arc::new(move || {
+        let ingestion = status.as_ref().and_then(|status| status.borrow().halt.clone());
+        let derived = derived.as_ref().and_then(|derived| derived.borrow().halted.clone());
+        let of = |part, halt: Halt| rest::Halt {
+            part,
+            service: halt.service.map(str::to_owned),
+            height: halt.height,
+            code: halt.code.to_owned(),
+        };
+        let ingestion = ingestion.map(|halt| of(rest::HaltedPart::Ingestion, halt));
+        ingestion.into_iter().chain(derived.map(|halt| of(rest::HaltedPart::Derived, halt))).collect()
+    })
+}
+
     let mut answered_at_ms = 0;
     loop {
         let now = status.borrow_and_update().clone();

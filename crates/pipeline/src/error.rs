@@ -81,4 +81,43 @@ impl IngestError {
             IngestError::Invalid(_) => ErrorKind::GiveUp,
         }
     }
+
+    /// Which failure it is, in a word for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            IngestError::Source(_) => "source",
+            IngestError::Store(error) => store_code(error),
+            IngestError::BelowFinality { .. } => "below-finality",
+            IngestError::TooDeep { .. } => "too-deep",
+            IngestError::AnchorGone { .. } => "anchor-gone",
+            IngestError::Seam { .. } => "seam",
+            IngestError::Invalid(_) => "invalid",
+        }
+    }
+
+    /// The height that it is about, where it names one.
+    pub fn height(&self) -> Option<Height> {
+        match self {
+            IngestError::BelowFinality { at, .. }
+            | IngestError::TooDeep { at, .. }
+            | IngestError::Seam { at, .. } => Some(*at),
+            IngestError::AnchorGone { anchor } => Some(anchor.height),
+            IngestError::Source(_) | IngestError::Store(_) | IngestError::Invalid(_) => None,
+        }
+    }
+}
+
+/// Which failure of a store it is, in a word for programs.
+pub(crate) fn store_code(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Fenced { .. } => "fenced",
+        StoreError::TooDeep { .. } => "too-deep",
+        StoreError::BelowFinality { .. } => "below-finality",
+        StoreError::WrongChain { .. } => "wrong-chain",
+        StoreError::UnknownSchema { .. } => "unknown-schema",
+        StoreError::Locked { .. } => "locked",
+        StoreError::Corrupt { .. } => "corrupt",
+        StoreError::OtherRaw { .. } => "other-raw",
+        _ => "store",
+    }
 }

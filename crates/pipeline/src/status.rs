@@ -1,10 +1,32 @@
 //! What the ingester says of itself while it runs.
 
+use std::fmt;
 use std::sync::Arc;
 
 use cairn_core::{BlockRef, Clock, Height};
 use cairn_store::HeadRow;
 use tokio::sync::watch;
+
+use crate::IngestError;
+
+/// Why something stopped for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Halt {
+    /// The service, where it is about one.
+    pub service: Option<&'static str>,
+    /// The height that it stands at, where it is known.
+    pub height: Option<Height>,
+    /// Why, in a word for programs.
+    pub code: &'static str,
+    /// Why, and what to do, for people.
+    pub message: String,
+}
+
+impl fmt::Display for Halt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
 
 /// What the ingester is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +72,8 @@ pub struct IngestStatus {
     pub bytes: u64,
     /// Reorgs handled since the start of this process.
     pub reorgs: u64,
+    /// Why it stopped for good, where its state says that it did.
+    pub halt: Option<Halt>,
     /// The height that it works towards.
     pub target: Option<Height>,
     /// What bounds the speed now, in the source's words.
@@ -91,6 +115,7 @@ impl StatusBoard {
             transactions: 0,
             bytes: 0,
             reorgs: 0,
+            halt: None,
             target: None,
             bound_by: String::new(),
         };
@@ -113,6 +138,21 @@ impl StatusBoard {
             let changed = status.state != state;
             status.state = state;
             changed
+        });
+    }
+
+    /// It stopped for good. Where the error names no height it stands at the one after the tip.
+    pub fn halted(&self, error: &IngestError) {
+        let message = error.to_string();
+        self.sender.send_modify(|status| {
+            let next = status.tip.map(|tip| tip.height.next());
+            status.halt = Some(Halt {
+                service: None,
+                height: error.height().or(next),
+                code: error.code(),
+                message: message.clone(),
+            });
+            status.state = IngestState::Halted(message);
         });
     }
 

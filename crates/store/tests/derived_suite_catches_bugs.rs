@@ -9,8 +9,8 @@ use cairn_store::derived::suite::{DerivedFactory, DerivedPlace, TestDerived, cas
 use cairn_store::derived::{
     ApplyProgress, Catalog, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint,
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedSnapshot, DerivedWriter, ErrorFilter, ErrorLog,
-    ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LoggedError, NewError, ReadMark, ReorgApplier, Repairs,
-    Row, Scan, ScanPage, WorkerLease,
+    ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LoggedError, NewError, Quarantined, ReadMark,
+    ReorgApplier, Repairs, Row, Scan, ScanPage, WorkerLease,
 };
 use cairn_store::{Dump, ReorgEntry, ReorgMark, Result, StoreError};
 
@@ -42,6 +42,7 @@ bugs!(
     CommitForgetsEarlierUndo,
     CommitSaysThatNothingWas,
     CommitDoesNotRenew,
+    CommitHidesItsHoles,
     // Leases.
     ClaimIgnoresTheStop,
     ClaimIgnoresTheLimit,
@@ -90,6 +91,8 @@ bugs!(
     PointsAreSorted,
     EventsIgnoreTheirLimit,
     EventsGoOnTooFar,
+    QuarantinedOfAllHeights,
+    QuarantinedAreCountedAsNamed,
     // Maintenance.
     ResetIsUnbounded,
     ResetIsDoneTooEarly,
@@ -242,6 +245,7 @@ impl DerivedWriter for Buggy {
                 states.flat_map(|state| &mut state.undo).for_each(|(_, before)| *before = None);
             }
             (Bug::CommitDoesNotRenew, _) => commit.ttl_ms = 1,
+            (Bug::CommitHidesItsHoles, _) => commit.quarantined.clear(),
             _ => {}
         }
         let answer = self.inner.commit_chunk(&lease, commit.clone()).await;
@@ -576,6 +580,21 @@ impl DerivedSnapshot for BuggySnapshot {
             }
             _ => self.inner.made_again_from(service, from).await,
         }
+    }
+
+    async fn quarantined(
+        &self,
+        services: &[&str],
+        heights: HeightRange,
+        limit: usize,
+    ) -> Result<Quarantined> {
+        let all = HeightRange::new(Height::ZERO, Height(u64::MAX));
+        let heights = if self.bug == Bug::QuarantinedOfAllHeights { all } else { heights };
+        let mut found = self.now().await?.quarantined(services, heights, limit).await?;
+        if self.bug == Bug::QuarantinedAreCountedAsNamed {
+            found.total = found.lowest.len() as u64;
+        }
+        Ok(found)
     }
 
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {

@@ -1,6 +1,7 @@
 //! The one shape of every answer: `data`, `page` for lists, `meta`.
 
 use cairn_core::BlockFacts;
+use cairn_store::derived::QuarantinedBlock;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -47,6 +48,24 @@ pub(crate) struct Meta {
     pub finalized_height: Option<Num>,
     /// The workers whose data the answer was made of.
     pub required_workers: Vec<&'static str>,
+    /// Blocks up to the watermark that one of these workers, or one that they read from, could not process and passed over: what the answer says
+    /// is not whole there. The lowest 100; empty almost always.
+    pub incomplete: Vec<IncompleteBlock>,
+    /// How many such blocks there are, those that aren't named included.
+    pub incomplete_count: Num,
+}
+
+/// A block that a worker could not process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct IncompleteBlock {
+    pub worker: String,
+    pub height: Num,
+}
+
+impl IncompleteBlock {
+    pub(crate) fn of(block: QuarantinedBlock) -> IncompleteBlock {
+        IncompleteBlock { worker: block.service, height: Num(block.height.get()) }
+    }
 }
 
 /// A block with its time.

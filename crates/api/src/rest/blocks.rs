@@ -250,9 +250,10 @@ pub(crate) async fn list_block_transactions(
         let binding = Binding::new("block transactions", &[&block.to_string(), paging.order_word()]);
         return flow::list::page(&view, HeightRange::one(block.height), binding, &paging).await;
     }
-    let view = View::open(&api, &["evm_transactions"], &[]).await?;
+    let mut view = View::open(&api, &["evm_transactions"], &[]).await?;
     let block = find(&view, &name).await?;
     view.reaches(block.height)?;
+    view.is_of(&api, block.height).await?;
     let binding = Binding::new("block transactions", &[&block.to_string(), paging.order_word()]);
     let walk = Walk::new("evm_transactions", Some("by_place"), vec![Value::height(block.height)]);
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;

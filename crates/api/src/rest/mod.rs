@@ -36,21 +36,52 @@ mod transfers;
 mod view;
 mod words;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware;
 use axum::routing::{any, get};
+use cairn_core::Height;
 use cairn_store::RawReader;
 use cairn_store::derived::{Catalog, DerivedReader};
+use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
-use utoipa::OpenApi;
+use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use chain::RestChain;
 pub use limits::RestLimits;
+
+/// Something that has stopped for good and wants a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Halt {
+    /// What stopped.
+    pub part: HaltedPart,
+    /// The worker, where it is about one.
+    pub service: Option<String>,
+    /// The height that it stands at, where it is known.
+    pub height: Option<Height>,
+    /// Why, in a word.
+    pub code: String,
+}
+
+/// What can stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HaltedPart {
+    /// Ingestion: no block is stored any more.
+    Ingestion,
+    /// All derived work of a process.
+    Derived,
+    /// One range of one worker.
+    Range,
+}
+
+/// Says what has stopped.
+pub type Halts = Arc<dyn Fn() -> Vec<Halt> + Send + Sync>;
 
 /// What REST reads from, and within which limits.
 #[derive(Clone)]
@@ -63,6 +94,10 @@ pub struct RestState {
     pub app: Option<Arc<dyn DerivedReader>>,
     /// What the derived tables are.
     pub catalog: Catalog,
+    /// Which workers each worker reads from, by name.
+    pub upstreams: BTreeMap<&'static str, &'static [&'static str]>,
+    /// What of this process has stopped and wants a person; asked whenever somebody asks for the status.
+    pub halts: Halts,
     /// Every limit.
     pub limits: RestLimits,
     /// Wakes event streams when its value changes; without it they poll.
@@ -94,6 +129,14 @@ impl Api {
 
     fn catalog(&self) -> &Catalog {
         &self.state.catalog
+    }
+
+    fn upstreams_of(&self, service: &str) -> &'static [&'static str] {
+        self.state.upstreams.get(service).copied().unwrap_or_default()
+    }
+
+    fn halts(&self) -> Vec<Halt> {
+        (self.state.halts)()
     }
 
     fn limits(&self) -> &RestLimits {

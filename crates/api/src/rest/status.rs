@@ -1,20 +1,27 @@
 //! How far everything has come.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use cairn_core::{BlockRef, Parts};
+use cairn_core::{BlockRef, Height, HeightRange, Parts};
 use cairn_store::StoreError;
+use cairn_store::derived::{DerivedSnapshot, LeaseFilter};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Api;
 use super::answer::{Answer, BlockStamp};
 use super::params::{NoParams, Params};
 use super::problem::Problem;
 use super::view::View;
 use super::words::{Hash, Num};
+use super::{Api, Halt, HaltedPart};
+
+/// The most halts that are named.
+const MAX_HALTS: usize = 100;
+/// So many quarantined blocks are counted by looking at each.
+const FEW_QUARANTINED: usize = 1_000;
 
 /// How far everything has come.
 #[derive(Debug, Serialize, ToSchema)]
@@ -38,6 +45,21 @@ pub(crate) struct Status {
     pub app_watermark_height: Option<Num>,
     /// The derived tables; null where there are none here.
     pub derived: Option<Derived>,
+    /// What has stopped and wants a person: of the process that answers, and ranges of workers that the app database knows to have failed too often. The
+    /// first 100. `/readyz`, `cairn leases list --dead` and the log say more.
+    pub halts: Vec<StatusHalt>,
+}
+
+/// Something that has stopped and wants a person.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct StatusHalt {
+    pub part: HaltedPart,
+    /// The worker; null where it is about none, or about all.
+    pub worker: Option<String>,
+    /// The height that it stands at; null where that isn't known.
+    pub height: Option<Num>,
+    /// Why, in a word; `range-failed` for ranges.
+    pub code: String,
 }
 
 /// A block.
@@ -74,6 +96,38 @@ pub(crate) struct Worker {
     pub lag_blocks: Option<Num>,
     /// Whether an operator paused it.
     pub is_paused: bool,
+    /// How many blocks up to its tip it could not process and passed over.
+    pub quarantined_blocks: Num,
+}
+
+impl StatusHalt {
+    fn of(halt: Halt) -> StatusHalt {
+        StatusHalt {
+            part: halt.part,
+            worker: halt.service,
+            height: halt.height.map(|height| Num(height.get())),
+            code: halt.code,
+        }
+    }
+}
+
+/// How many blocks each service could not process: at one go where they are few.
+async fn quarantined_counts(app: &dyn DerivedSnapshot) -> Result<BTreeMap<String, u64>, StoreError> {
+    let services: Vec<&str> =
+        app.checkpoints().iter().map(|checkpoint| checkpoint.service.as_str()).collect();
+    let all = HeightRange::new(Height::ZERO, Height(u64::MAX));
+    let found = app.quarantined(&services, all, FEW_QUARANTINED).await?;
+    let mut counts = BTreeMap::new();
+    if found.total == found.lowest.len() as u64 {
+        for block in found.lowest {
+            *counts.entry(block.service).or_default() += 1;
+        }
+        return Ok(counts);
+    }
+    for service in services {
+        counts.insert(service.to_owned(), app.quarantined(&[service], all, 0).await?.total);
+    }
+    Ok(counts)
 }
 
 /// How far everything has come. The heights of workers are of one moment, and may be a moment older than the tip.
@@ -105,6 +159,19 @@ pub(crate) async fn get_status(
         }
         None => None,
     };
+    let mut halts: Vec<Halt> = api.halts();
+    let mut quarantined = BTreeMap::new();
+    if let Some(app) = &app {
+        let dead = LeaseFilter { dead: true, limit: MAX_HALTS, ..LeaseFilter::default() };
+        halts.extend(app.leases(&dead).await?.into_iter().map(|lease| Halt {
+            part: HaltedPart::Range,
+            service: Some(lease.service),
+            height: Some(lease.done_to),
+            code: "range-failed".to_owned(),
+        }));
+        quarantined = quarantined_counts(&**app).await?;
+    }
+    halts.truncate(MAX_HALTS);
     let mut app_watermark_height = None;
     let derived = app.map(|app| {
         let mut checkpoints: Vec<_> = app.checkpoints().iter().collect();
@@ -120,6 +187,7 @@ pub(crate) async fn get_status(
                     tip: last.map(BlockName::of),
                     lag_blocks: last.zip(head.tip).map(|(last, tip)| Num(tip.height.since(last.height))),
                     is_paused: checkpoint.paused,
+                    quarantined_blocks: Num(quarantined.get(&checkpoint.service).copied().unwrap_or(0)),
                 }
             })
             .collect();
@@ -137,6 +205,7 @@ pub(crate) async fn get_status(
         newest_reorg: Num(head.newest_reorg.id),
         app_watermark_height,
         derived,
+        halts: halts.into_iter().map(StatusHalt::of).collect(),
     };
     Ok(Json(Answer { data, meta: view.meta() }))
 }

@@ -479,7 +479,7 @@ pub(crate) async fn get_transaction(
     let height = height_of(query.height.as_deref())?;
     let mut view = View::with_welcome(&api, &beside::TABLES).await?;
     let located = find(&view, id, height).await?;
-    view.keep_those_at(located.place.height).await?;
+    view.keep_those_at(&api, located.place.height).await?;
     let (stored, tx) = decode(&view, located.place).await?;
     let mut data = tx.answer(&stored);
     if let Some(flow) = &mut data.flow {
@@ -608,9 +608,10 @@ pub(crate) async fn list_transaction_transfers(
     let paging = Paging::new(api.limits(), query.limit, query.cursor, Order::Asc)?;
     let height = height_of(query.height.as_deref())?;
     let id = params::tx_id(&id)?;
-    let view = View::open(&api, &["ft_transfers", "nft_transfers"], &[]).await?;
+    let mut view = View::open(&api, &["ft_transfers", "nft_transfers"], &[]).await?;
     let Located { id, place, .. } = find(&view, id, height).await?;
     view.reaches(place.height)?;
+    view.is_of(&api, place.height).await?;
     let prefix = || vec![Value::height(place.height), Value::bytes(id.as_bytes())];
     let walks = [Walk::new("ft_transfers", None, prefix()), Walk::new("nft_transfers", None, prefix())];
     let binding = Binding::new("transaction transfers", &[&id.to_string(), &place.height.to_string()]);

@@ -9,12 +9,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_core::{BlockFacts, BlockRef, Height, Parts};
-use cairn_store::derived::{Catalog, DerivedSnapshot, Table, TableClass};
+use cairn_core::{BlockFacts, BlockRef, Height, HeightRange, Parts};
+use cairn_store::derived::{Catalog, DerivedSnapshot, Quarantined, Table, TableClass};
 use cairn_store::{HeadRow, RawSnapshot, StoreError};
 
 use super::Api;
-use super::answer::{BlockStamp, Meta};
+use super::answer::{BlockStamp, IncompleteBlock, Meta};
 use super::chain::RestChain;
 use super::cursor::CursorKey;
 use super::fields::{self, Fields};
@@ -23,6 +23,8 @@ use super::words::Num;
 
 /// How many entries of the reorg log are read at once.
 const REORGS_PER_READ: usize = 64;
+/// The most blocks that an answer names as not whole.
+const MAX_INCOMPLETE: usize = 100;
 /// How long an answer of the raw store waits for what is shown beside it.
 const BESIDE_MS: u64 = 1_000;
 
@@ -36,6 +38,8 @@ pub(crate) struct View {
     /// Workers whose answers of nodes are shown beside, as of whenever they were asked.
     beside: Vec<&'static str>,
     watermark: Option<BlockFacts>,
+    /// Where what the workers made is not whole.
+    incomplete: Quarantined,
 }
 
 /// A worker whose data the answer is made of.
@@ -77,6 +81,7 @@ impl View {
             workers: Vec::new(),
             beside: Vec::new(),
             watermark,
+            incomplete: Quarantined::default(),
         })
     }
 
@@ -117,10 +122,34 @@ impl View {
         View::raw(api).await
     }
 
-    /// Leaves out the workers that have not done the block at `height`.
-    pub(crate) async fn keep_those_at(&mut self, height: Height) -> Result<(), Problem> {
+    /// Blocks that the workers, or those that they read from, could not process.
+    async fn holes(&self, api: &Api, heights: HeightRange) -> Result<Quarantined, StoreError> {
+        let Some(app) = self.app.as_ref().filter(|_| !self.workers.is_empty()) else {
+            return Ok(Quarantined::default());
+        };
+        let mut services: Vec<&str> = self.workers.iter().map(|worker| worker.name).collect();
+        let mut at = 0;
+        while let Some(service) = services.get(at).copied() {
+            let more = api.upstreams_of(service).iter().filter(|name| !services.contains(name));
+            services.extend(more.copied().collect::<Vec<_>>());
+            at += 1;
+        }
+        app.quarantined(&services, heights, MAX_INCOMPLETE).await
+    }
+
+    /// The answer is about the one block at `height`: what is not whole elsewhere is not said.
+    pub(crate) async fn is_of(&mut self, api: &Api, height: Height) -> Result<(), Problem> {
+        if self.incomplete.total > 0 {
+            self.incomplete = self.holes(api, HeightRange::one(height)).await?;
+        }
+        Ok(())
+    }
+
+    /// The same, and leaves out the workers that have not done that block.
+    pub(crate) async fn keep_those_at(&mut self, api: &Api, height: Height) -> Result<(), Problem> {
         let before = self.workers.len();
         self.workers.retain(|worker| worker.last.height >= height);
+        self.is_of(api, height).await?;
         if self.workers.len() == before {
             return Ok(());
         }
@@ -191,9 +220,21 @@ impl View {
                 None => {}
             }
         }
-        let mut view =
-            View { raw, app: Some(app), kind: api.chain(), catalog, workers, beside, watermark: None };
+        let mut view = View {
+            raw,
+            app: Some(app),
+            kind: api.chain(),
+            catalog,
+            workers,
+            beside,
+            watermark: None,
+            incomplete: Quarantined::default(),
+        };
         view.agree().await?;
+        if let Some(watermark) = view.watermark() {
+            let heights = HeightRange::inclusive(Height::ZERO, watermark);
+            view.incomplete = view.holes(api, heights).await?;
+        }
         Ok(view)
     }
 
@@ -315,6 +356,8 @@ impl View {
             data_watermark: self.watermark.as_ref().map(BlockStamp::of),
             finalized_height: head.stored_finalized().map(|height| Num(height.get())),
             required_workers: self.workers.iter().map(|worker| worker.name).collect(),
+            incomplete: self.incomplete.lowest.iter().cloned().map(IncompleteBlock::of).collect(),
+            incomplete_count: Num(self.incomplete.total),
         }
     }
 }

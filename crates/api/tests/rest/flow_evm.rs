@@ -1,6 +1,6 @@
 //! EVM transactions inside Flow transactions: found by the store's lookup first, and shown with what they say.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -119,12 +119,20 @@ fn with_lookups(world: &World, places: HashMap<[u8; 32], Vec<TxPlace>>, has_term
         raw: Arc::new(raw),
         app: Some(Arc::new(world.app.clone())),
         catalog: world.catalog.clone(),
+        upstreams: BTreeMap::new(),
+        halts: Arc::new(Vec::new),
         limits: limits(),
         new_head: None,
         stop: CancellationToken::new(),
     })
     .expect("a document");
-    World { store: world.store.clone(), app: world.app.clone(), catalog: world.catalog.clone(), router }
+    World {
+        store: world.store.clone(),
+        app: world.app.clone(),
+        catalog: world.catalog.clone(),
+        halts: world.halts.clone(),
+        router,
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,5 +10,6 @@ mod flow;
 mod flow_evm;
 mod forks;
 mod hostile;
+mod incomplete;
 mod problems;
 mod stream;

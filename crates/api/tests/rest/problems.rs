@@ -1,5 +1,7 @@
 //! Everything that isn't an answer.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -123,9 +125,11 @@ async fn without_derived_tables_the_chain_is_served_and_the_rest_says_why_not() 
     let world = World::new(made::chain(0, 3, BlockId::default(), 0, |_| vec![vec![moved(1, 2, 3)]])).await;
     let router = router(RestState {
         chain: RestChain::Evm,
-        raw: std::sync::Arc::new(world.store.clone()),
+        raw: Arc::new(world.store.clone()),
         app: None,
         catalog: evm_catalog().expect("tables"),
+        upstreams: BTreeMap::new(),
+        halts: Arc::new(Vec::new),
         limits: limits(),
         new_head: None,
         stop: CancellationToken::new(),

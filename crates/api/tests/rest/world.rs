@@ -1,6 +1,7 @@
 //! A raw store and an app store in memory, the processors between them, and REST over both.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use alloy_primitives::{Address, B256, Log, LogData, U256, keccak256};
 use async_trait::async_trait;
@@ -8,10 +9,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
-use cairn_api::rest::{RestChain, RestLimits, RestState, router};
+use cairn_api::rest::{Halt, RestChain, RestLimits, RestState, router};
 use cairn_core::{BlockRef, ChainId, Height, HeightRange, RawBlock, SystemClock};
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
-use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
+use cairn_explorer::processors::{EVM, FLOW, Settings, evm_catalog, evm_processors};
 use cairn_pipeline::derive::processor::{AskError, Processor};
 use cairn_pipeline::derive::{Compute, DeriveOptions, Deriver};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain, SyntheticOptions};
@@ -32,7 +33,19 @@ pub struct World {
     pub store: MemoryStore,
     pub app: MemoryDerived,
     pub catalog: Catalog,
+    /// What the process says that has stopped.
+    pub halts: Arc<Mutex<Vec<Halt>>>,
     pub router: Router,
+}
+
+/// Who reads from whom.
+fn upstreams(chain: RestChain) -> BTreeMap<&'static str, &'static [&'static str]> {
+    let registrations = match chain {
+        RestChain::Evm => EVM,
+        RestChain::Flow(_) => FLOW,
+    };
+    let services = registrations.iter().map(|registration| registration.service);
+    services.map(|service| (service.name, service.upstreams)).collect()
 }
 
 /// What was answered.
@@ -82,16 +95,22 @@ impl World {
             append(&store, blocks, None).await;
         }
         let app = MemoryDerived::new(catalog.clone(), Arc::new(SystemClock));
+        let halts: Arc<Mutex<Vec<Halt>>> = Arc::default();
         let router = router(RestState {
             chain,
             raw: Arc::new(store.clone()),
             app: Some(Arc::new(app.clone())),
             catalog: catalog.clone(),
+            upstreams: upstreams(chain),
+            halts: Arc::new({
+                let halts = halts.clone();
+                move || halts.lock().expect("no panic").clone()
+            }),
             limits,
             new_head: None,
             stop: CancellationToken::new(),
         });
-        World { store, app, catalog, router: router.expect("a document") }
+        World { store, app, catalog, halts, router: router.expect("a document") }
     }
 
     /// Runs every processor up to the tip, and the reorgs in between.

@@ -8,6 +8,7 @@ mod audit;
 mod layout;
 pub mod settings;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -105,6 +106,12 @@ impl Chain {
             Chain::Flow(_) => processors::flow_catalog(),
         };
         catalog.context("the derived tables contradict each other; this is a bug")
+    }
+
+    /// Which services each service reads from.
+    pub fn upstreams(self) -> BTreeMap<&'static str, &'static [&'static str]> {
+        let services = self.registrations().iter().map(|registration| registration.service);
+        services.map(|service| (service.name, service.upstreams)).collect()
     }
 
     /// The processors that the settings allow.

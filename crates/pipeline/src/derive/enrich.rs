@@ -114,6 +114,7 @@ pub(super) async fn prepare(
         folded_at: Some(applied),
         rows,
         states: Vec::new(),
+        quarantined: Vec::new(),
         replaces: Vec::new(),
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,

@@ -4,6 +4,7 @@ use cairn_core::{ErrorKind, Height};
 use cairn_store::StoreError;
 
 use super::processor::ProcessError;
+use crate::error::store_code;
 
 /// A failure of derived work. None of them reaches raw ingestion (law 1).
 #[derive(Debug, Clone, thiserror::Error)]
@@ -48,6 +49,18 @@ impl DeriveError {
                 ErrorKind::GiveUp
             }
             DeriveError::Invalid(_) | DeriveError::Panicked(_) => ErrorKind::Halt,
+        }
+    }
+
+    /// Which failure it is, in a word for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            DeriveError::Store(error) => store_code(error),
+            DeriveError::Process(_) => "process",
+            DeriveError::Malformed { .. } => "malformed",
+            DeriveError::Node(_) => "node",
+            DeriveError::Invalid(_) => "invalid",
+            DeriveError::Processor(_) | DeriveError::Panicked(_) => "panicked",
         }
     }
 

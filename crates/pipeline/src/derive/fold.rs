@@ -93,6 +93,7 @@ pub(super) async fn prepare(
         folded_at: Some(applied),
         rows: Vec::new(),
         states: states.into_rows(),
+        quarantined: Vec::new(),
         replaces: Vec::new(),
         finalized,
         ttl_ms: context.options.lease_ttl_ms,

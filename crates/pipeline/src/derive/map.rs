@@ -73,6 +73,7 @@ pub(super) async fn prepare(
         rows,
         states: Vec::new(),
         replaces,
+        quarantined: quarantined.into_iter().collect(),
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,
     };

@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use context::Context;
 use processor::Processor;
-use status::DeriveBoard;
+use status::{DeriveBoard, Halt};
 use worker::Worker;
 
 pub use error::DeriveError;
@@ -128,8 +128,12 @@ impl Deriver {
         match first {
             None => Ok(()),
             Some(error) => {
-                let message = error.to_string();
-                context.board.update(|status| status.halted = Some(message));
+                context.board.halted(Halt {
+                    service: None,
+                    height: error.height(),
+                    code: error.code(),
+                    message: error.to_string(),
+                });
                 Err(error)
             }
         }

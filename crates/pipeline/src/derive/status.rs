@@ -7,6 +7,8 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::DerivedCheckpoint;
 use tokio::sync::watch;
 
+pub use crate::status::Halt;
+
 /// At most so many quarantined heights of one service are named.
 const NAMED_HEIGHTS: usize = 1_000;
 
@@ -50,7 +52,7 @@ pub struct DeriveStatus {
     /// Gaps in lease coverage as last counted.
     pub lease_gaps: u64,
     /// Stopped for good, and why.
-    pub halted: Option<String>,
+    pub halted: Option<Halt>,
 }
 
 impl DeriveStatus {
@@ -85,6 +87,13 @@ impl DeriveBoard {
 
     pub(super) fn update(&self, change: impl FnOnce(&mut DeriveStatus)) {
         self.sender.send_modify(change);
+    }
+
+    /// Stopped for good. What was said first stays: who met it knows more than who hears of it.
+    pub(super) fn halted(&self, halt: Halt) {
+        self.update(|status| {
+            status.halted.get_or_insert(halt);
+        });
     }
 
     pub(super) fn service(&self, name: &'static str, change: impl FnOnce(&mut ServiceStatus)) {

@@ -24,6 +24,7 @@ use super::options::MalformedPolicy;
 use super::processor::{Processor, ServiceInfo};
 use super::read::not_yet;
 use super::wake::Listener;
+use super::status::Halt;
 use super::{enrich, fold, map, report};
 use crate::backoff::Backoff;
 
@@ -92,7 +93,7 @@ impl Worker {
                     self.work_off(lease, asked_at, &mut listener).await?;
                 }
                 Ok(None) => self.pause(listener.wait(poll)).await,
-                Err(error) if error.kind() == ErrorKind::Halt => return Err(error),
+                Err(error) if error.kind() == ErrorKind::Halt => return Err(self.halts(error, None)),
                 Err(error) => {
                     self.note(&error);
                     self.pause(tokio::time::sleep(backoff.next_pause())).await;
@@ -113,6 +114,17 @@ impl Worker {
     fn note(&self, error: &DeriveError) {
         tracing::debug!(service = self.service().name, %error, "derived work waits");
         self.context.board.service(self.service().name, |service| service.last_error = error.to_string());
+    }
+
+    /// Says on the board that this error ends all derived work of this process, and which service met it.
+    fn halts(&self, error: DeriveError, done_to: Option<Height>) -> DeriveError {
+        self.context.board.halted(Halt {
+            service: Some(self.service().name),
+            height: error.height().or(done_to),
+            code: error.code(),
+            message: error.to_string(),
+        });
+        error
     }
 
     /// While the range in hand waits for the head, one chunk of a range that somebody gave up: the range at the tip may be held by the only
@@ -216,7 +228,7 @@ impl Worker {
                 match error.kind() {
                     // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
                     ErrorKind::Halt if !matches!(error, DeriveError::Store(StoreError::Corrupt { .. })) => {
-                        return Err(error);
+                        return Err(self.halts(error, Some(held.lease.done_to)));
                     }
                     ErrorKind::Retry | ErrorKind::Wait => {
                         LeaseEnd::Transient { message, retry_in_ms: options.failed_pause_ms }

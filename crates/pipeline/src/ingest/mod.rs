@@ -117,7 +117,7 @@ impl Ingester {
             Ok(_) => self.status.state(IngestState::Stopped),
             Err(error) => {
                 tracing::error!(%error, "ingestion halted");
-                self.status.state(IngestState::Halted(error.to_string()));
+                self.status.halted(error);
             }
         }
         result

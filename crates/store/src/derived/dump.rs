@@ -1,5 +1,7 @@
 //! The lines of a derived store's dump, the same for every backend.
 
+use cairn_core::Height;
+
 use super::fork::DerivedCheckpoint;
 use super::row::Row;
 use super::table::{Table, TableClass};
@@ -9,6 +11,7 @@ use crate::Dump;
 ///
 /// ```text
 /// checkpoint/SERVICE = HEIGHT ID|none       the height after the last complete one
+/// quarantined/SERVICE/HEIGHT                a block that the service could not process
 /// TABLE/KEY,KEY = column value column value
 /// ```
 #[derive(Debug, Default)]
@@ -48,6 +51,11 @@ impl DerivedDumpBuilder {
     pub fn checkpoint(&mut self, checkpoint: &DerivedCheckpoint) {
         let id = checkpoint.last_id.map_or_else(|| "none".to_owned(), |id| id.to_string());
         self.lines.push(format!("checkpoint/{} = {} {id}", checkpoint.service, checkpoint.next));
+    }
+
+    /// A block that a service could not process.
+    pub fn quarantined(&mut self, service: &str, height: Height) {
+        self.lines.push(format!("quarantined/{service}/{height}"));
     }
 
     /// The dump.

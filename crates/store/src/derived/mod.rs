@@ -32,7 +32,9 @@ pub use lease::{
     ClaimRequest, LeaseEnd, LeaseFilter, LeaseGap, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES,
     WorkerLease,
 };
-pub use reader::{DerivedDump, DerivedReader, DerivedSnapshot, MAX_SCAN_ROWS, Scan, ScanPage};
+pub use reader::{
+    DerivedDump, DerivedReader, DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage,
+};
 pub use row::{Change, Key, Row};
 pub use table::{
     ASKED_AT_HEIGHT, BLOCK_HEIGHT, Catalog, Column, IndexDef, LAST_HEIGHT, Merge, Table, TableClass,

@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 
 use super::fork::{DerivedCheckpoint, ForkState};
 use super::lease::{LeaseFilter, WorkerLease};
@@ -66,6 +66,24 @@ pub struct ScanPage {
     pub more: Option<Vec<Value>>,
 }
 
+/// A block that a service could not process: see [`super::ChunkCommit::quarantined`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QuarantinedBlock {
+    /// Where.
+    pub height: Height,
+    /// The service.
+    pub service: String,
+}
+
+/// Some of the quarantined blocks, and how many there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quarantined {
+    /// The lowest, by height and service.
+    pub lowest: Vec<QuarantinedBlock>,
+    /// How many there are, those that aren't named included.
+    pub total: u64,
+}
+
 /// Opens snapshots.
 #[async_trait]
 pub trait DerivedReader: Send + Sync {
@@ -117,6 +135,11 @@ pub trait DerivedSnapshot: Send + Sync {
     /// further than that, since what it folds from the old rows would stay.
     async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>>;
 
+    /// The blocks of these heights that these services could not process, up to the checkpoint of each: the lowest `limit` of them by height and service, and how
+    /// many there are. What these services made is not whole there.
+    async fn quarantined(&self, services: &[&str], heights: HeightRange, limit: usize)
+    -> Result<Quarantined>;
+
     /// Leases, by number.
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>>;
 
@@ -127,7 +150,7 @@ pub trait DerivedSnapshot: Send + Sync {
 /// A store that can be dumped.
 #[async_trait]
 pub trait DerivedDump: Send + Sync {
-    /// Every row of every table, above the checkpoint too, and every checkpoint; made with [`super::DerivedDumpBuilder`].
+    /// Every row of every table, above the checkpoint too, every checkpoint and every quarantined height; made with [`super::DerivedDumpBuilder`].
     /// Leaves out leases, undo rows, clocks, and tables of answers and of content (law 7). The same rows make the same dump in every backend.
     async fn dump(&self) -> Result<Dump>;
 }

@@ -66,6 +66,9 @@ impl CheckedChunk {
         if commit.folded_at.is_some() && lease.kind != LeaseKind::Index {
             return invalid("folders can't make a range again: reset them".into());
         }
+        if let Some(height) = commit.quarantined.iter().find(|height| !commit.chunk.contains(**height)) {
+            return invalid(format!("height {height}, which is to be quarantined, lies outside of it"));
+        }
         let table = |name: &str| {
             let table = catalog.table(name)?;
             if table.def().service == lease.service {

@@ -65,6 +65,9 @@ pub struct ChunkCommit {
     pub states: Vec<StateRows>,
     /// For reindexing: event rows of the chunk in these tables are deleted first.
     pub replaces: Vec<&'static str>,
+    /// Heights of the chunk that are left without rows, or with those of before, since their block could not be processed: holes that are named
+    /// ([`super::DerivedSnapshot::quarantined`]) until the heights are made again or a reorg takes them.
+    pub quarantined: Vec<Height>,
     /// Undo rows below this height may go: nothing below it is ever undone.
     pub finalized: Height,
     /// The lease is renewed for so long, in milliseconds.
@@ -94,7 +97,7 @@ pub trait DerivedWriter: Send + Sync {
     ///    also `folded_at`) and up to `max(R, begun)` has its first orphan below the chunk's end, or at or below a height at which an answer in
     ///    it was asked. Entries up to `begun` are taken from this store, newer
     ///    ones from the [`ReadMark`];
-    /// 4. write the rows in key order; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
+    /// 4. write the rows in key order; forget quarantined heights of the chunk and remember those of the commit; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
     ///    `parent_id` as its id (or has no id yet).
     ///
     /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.
@@ -215,7 +218,8 @@ pub trait ReorgApplier: Send + Sync {
     /// Deletes leases that begin above the common block; every other one whose `to` lies above the height after it gets a new fence
     /// and is FAILED and due, COMPLETED ones included (a dead one stays dead), attempts unchanged; only where its `done_to` is above that
     /// height do `done_to` and `last_id` become it and the common block's id. Clamps checkpoints to the common block, whose id becomes theirs; one of
-    /// a service all of whose leases begin above it goes back to where the lowest began, without an id. See [`super::rules`].
+    /// a service all of whose leases begin above it goes back to where the lowest began, without an id. Forgets quarantined heights above the
+    /// common block. See [`super::rules`].
     /// Begun already: changes nothing.
     async fn begin_apply(&self, entry: &ReorgEntry) -> Result<()>;
 
@@ -234,7 +238,7 @@ pub trait DerivedMaintenance: Send + Sync {
     /// without partitions does nothing.
     async fn maintain(&self, tip: Height) -> Result<()>;
 
-    /// Forgets everything that a service made: its rows, undo rows, leases and checkpoint, in bounded steps; the checkpoint goes first
+    /// Forgets everything that a service made: its rows, undo rows, quarantined heights, leases and checkpoint, in bounded steps; the checkpoint goes first
     /// and the leases last. Call until it answers
     /// `false`; then it begins anew by [`Coordinator::register`].
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool>;

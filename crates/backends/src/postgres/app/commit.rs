@@ -24,6 +24,7 @@ use super::lease::{
     CHECKPOINT_COLUMNS, FORKS, LEASE_COLUMNS, checkpoint_of, forks_of, lease_of, mark_of, not_adopted,
 };
 use super::partitions;
+use super::quarantined;
 use super::tables::{Arrays, PgTable, runs};
 use super::tx::{Gate, Tx};
 use super::value::copy_field;
@@ -257,6 +258,7 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
             .into());
         }
     }
+    quarantined::write(tx, prepared.lease, prepared.commit).await?;
     if !prepared.undo.is_empty() {
         tx.copy_in(COPY_UNDO, &prepared.undo).await?;
     }

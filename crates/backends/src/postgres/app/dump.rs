@@ -7,6 +7,7 @@ use futures::{TryStreamExt, pin_mut};
 
 use super::PgDerived;
 use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
+use super::quarantined;
 use crate::postgres::Isolation;
 use crate::postgres::error::db;
 
@@ -19,6 +20,10 @@ impl DerivedDump for PgDerived {
         let sql = format!("SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints");
         for row in &conn.query(&sql, &[]).await? {
             dump.checkpoint(&checkpoint_of(row)?);
+        }
+        for row in &conn.query(quarantined::ALL, &[]).await? {
+            let block = quarantined::block_of(row)?;
+            dump.quarantined(&block.service, block.height);
         }
         for table in self.shared.tables.iter().filter(|table| DerivedDumpBuilder::is_dumped(&table.table)) {
             let rows = conn.query_stream(&table.all, &[]).await?;

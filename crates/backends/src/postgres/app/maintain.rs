@@ -10,7 +10,7 @@ use super::apply::{by_index, delete_from_top, delete_keys};
 use super::fault::Fault;
 use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
 use super::tx::{Gate, Tx};
-use super::{PgDerived, Shared, int, int_of, partitions};
+use super::{PgDerived, Shared, int, int_of, partitions, quarantined};
 
 type Faulty<T> = std::result::Result<T, Fault>;
 
@@ -83,6 +83,9 @@ async fn reset(shared: &Shared, service: &str, max_rows: usize) -> Faulty<bool> 
              SELECT ctid FROM app.state_undo WHERE table_name = $1 LIMIT $2))";
         let deleted = tx.execute(undo, &[&table.table.name(), &int_of(left)]).await?;
         left = left.saturating_sub(deleted);
+    }
+    if left > 0 {
+        left = left.saturating_sub(quarantined::forget_some(&tx, service, left).await?);
     }
     if left > 0 {
         left = left.saturating_sub(delete_leases(&tx, service, left).await?);

@@ -28,6 +28,7 @@ mod lease;
 mod maintain;
 mod options;
 mod partitions;
+mod quarantined;
 mod rebuild;
 mod scan;
 mod schema;

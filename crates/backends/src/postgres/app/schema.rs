@@ -15,11 +15,10 @@ use crate::postgres::server::demand_server;
 use crate::postgres::{Isolation, PgConn};
 
 /// What every app store has.
-pub(super) const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "leases, checkpoints, undo, definitions",
-    sql: include_str!("0001.sql"),
-}];
+pub(super) const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "leases, checkpoints, undo, definitions", sql: include_str!("0001.sql") },
+    Migration { version: 2, name: "quarantined blocks", sql: include_str!("0002.sql") },
+];
 
 /// Held by whoever changes tables, indexes or partitions.
 pub(super) const DDL_LOCK: &str = "cairn.app.tables";
@@ -93,6 +92,7 @@ fn demand_same(table: &Table, found: &str) -> Result<()> {
     let (def, expected) = (table.def(), definition(table));
     if found == expected {
         return Ok(());
+    }
     if let (Some(made), Some(wanted)) = (partitions_of(found), table.partition_heights())
         && found == expected.replacen(&class_of(wanted), &class_of(made), 1)
     {
@@ -101,7 +101,6 @@ fn demand_same(table: &Table, found: &str) -> Result<()> {
              {made} for {0} there, or make it anew with `cairn migrate --in-place app.{0}`",
             def.name
         )));
-    }
     }
     Err(StoreError::Invalid(format!(
         "table {} was made as `{found}`, this program defines it as `{expected}`. Nothing was changed. Run the program that made it, or reset service {} and \

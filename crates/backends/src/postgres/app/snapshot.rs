@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 use cairn_store::derived::{
-    DerivedCheckpoint, DerivedReader, DerivedSnapshot, ForkState, Key, LeaseFilter, MAX_ATTEMPTS, Row, Scan,
-    ScanPage, TableClass, WorkerLease,
+    DerivedCheckpoint, DerivedReader, DerivedSnapshot, ForkState, Key, LeaseFilter, MAX_ATTEMPTS,
+    Quarantined, Row, Scan, ScanPage, TableClass, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use futures::{TryStreamExt, pin_mut};
@@ -21,7 +21,7 @@ use super::lease::{
 };
 use super::scan::Walk;
 use super::tables::{Arrays, PgTable, runs};
-use super::{PgDerived, int, int_of, table_of};
+use super::{PgDerived, int, int_of, quarantined, table_of};
 use crate::postgres::error::{corrupt, db};
 use crate::postgres::{Isolation, PgConn, PgPool};
 
@@ -350,6 +350,15 @@ impl DerivedSnapshot for PgSnapshot {
             .await?;
         let lowest: Option<i64> = row.try_get(0).map_err(db)?;
         Ok(lowest.map(|lowest| Height(lowest as u64).max(from)))
+    }
+
+    async fn quarantined(
+        &self,
+        services: &[&str],
+        heights: HeightRange,
+        limit: usize,
+    ) -> Result<Quarantined> {
+        quarantined::of(&*self.conn()?, services, heights, limit).await
     }
 
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {

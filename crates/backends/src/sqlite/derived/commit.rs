@@ -3,11 +3,11 @@
 use async_trait::async_trait;
 use cairn_core::Height;
 use cairn_store::derived::rules::{self, CheckedChunk, CheckedStates};
-use cairn_store::derived::{ChunkCommit, Committed, DerivedWriter, WorkerLease};
+use cairn_store::derived::{ChunkCommit, Committed, DerivedWriter, LeaseKind, WorkerLease};
 use cairn_store::{Result, StoreError};
 use rusqlite::params;
 
-use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, leases, rows, sql};
+use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, leases, quarantined, rows, sql};
 
 /// Undo rows that one commit deletes because finality has passed them, beyond as many as it writes.
 const PRUNE_ROWS: usize = 256;
@@ -59,6 +59,11 @@ impl Write<'_> {
         for part in &checked.rows {
             rows::write(self.tx, self.tables.get(part.table.name())?, part.rows.values())?;
         }
+        let (service, chunk) = (&before.service, commit.chunk);
+        if before.kind == LeaseKind::Reindex {
+            quarantined::forget(self.tx, service, chunk)?;
+        }
+        quarantined::remember(self.tx, service, &commit.quarantined)?;
         let mut undone = 0;
         for part in &checked.states {
             undone += self.write_states(part, commit)?;

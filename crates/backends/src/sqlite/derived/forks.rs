@@ -12,7 +12,7 @@ use cairn_store::{ReorgEntry, ReorgMark, Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::tables::TableSql;
-use super::{SqliteDerived, Write, checkpoints, db, leases, number, rows, sql};
+use super::{SqliteDerived, Write, checkpoints, db, leases, number, quarantined, rows, sql};
 
 /// Where the store stands, and the entry at which it began.
 pub(super) struct Forks {
@@ -157,6 +157,7 @@ impl Write<'_> {
                 }
             }
         }
+        quarantined::forget_above(self.tx, entry.common.height)?;
         write_state(self.tx, &forks)
     }
 

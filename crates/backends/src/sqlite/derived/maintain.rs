@@ -8,10 +8,10 @@ use rusqlite::params;
 
 use super::super::schema::APP;
 use super::tables::TableSql;
-use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, number, rows};
+use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, number, quarantined, rows};
 
 impl Write<'_> {
-    /// Deletes rows, then undo rows, then leases; whether any is left.
+    /// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.
     fn reset(&self, service: &str, max_rows: usize) -> Result<bool> {
         checkpoints::delete(self.tx, service)?;
         let mut left = max_rows;
@@ -27,6 +27,10 @@ impl Write<'_> {
                     return Ok(true);
                 }
             }
+        }
+        left = left.saturating_sub(quarantined::forget_some(self.tx, service, left)?);
+        if left == 0 {
+            return Ok(true);
         }
         let deleted = self
             .tx
@@ -130,6 +134,9 @@ impl DerivedDump for SqliteDerived {
             .run(move |from, _| {
                 let mut dump = DerivedDumpBuilder::new();
                 checkpoints.iter().for_each(|checkpoint| dump.checkpoint(checkpoint));
+                for block in quarantined::all(&from.conn)? {
+                    dump.quarantined(&block.service, block.height);
+                }
                 for table in tables.all().iter().filter(|table| DerivedDumpBuilder::is_dumped(&table.table)) {
                     let mut statement = from.conn.prepare(&table.select).map_err(db)?;
                     let mut rows = statement.raw_query();

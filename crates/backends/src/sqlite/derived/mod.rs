@@ -26,6 +26,7 @@ mod forks;
 mod leases;
 mod maintain;
 mod options;
+mod quarantined;
 mod rows;
 mod scan;
 mod snapshot;

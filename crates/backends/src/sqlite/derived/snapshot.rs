@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 use cairn_store::derived::{
-    DerivedCheckpoint, DerivedSnapshot, ForkState, Key, LeaseFilter, Row, Scan, ScanPage, TableClass, Value,
-    WorkerLease,
+    DerivedCheckpoint, DerivedSnapshot, ForkState, Key, LeaseFilter, Quarantined, Row, Scan, ScanPage,
+    TableClass, Value, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::super::index::demand_time;
 use super::super::pool::ReadTx;
 use super::tables::{TableSql, Tables};
-use super::{checkpoints, db, forks, leases, rows, scan, sql};
+use super::{checkpoints, db, forks, leases, quarantined, rows, scan, sql};
 
 /// What a read transaction begins with.
 pub(super) struct View {
@@ -214,6 +214,34 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
     async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>> {
         let service = service.to_owned();
         self.transaction.run(move |snapshot, _| leases::made_again_from(&snapshot.conn, &service, from)).await
+    }
+
+    async fn quarantined(
+        &self,
+        services: &[&str],
+        heights: HeightRange,
+        limit: usize,
+    ) -> Result<Quarantined> {
+        let known = |service: &&str| {
+            let next = self.checkpoint(service)?.next;
+            Some(((*service).to_owned(), heights.end().min(next)))
+        };
+        let mut ends: Vec<(String, Height)> = services.iter().filter_map(known).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        self.transaction
+            .run(move |from, _| {
+                let mut found = Quarantined::default();
+                for (service, end) in &ends {
+                    let (lowest, total) = quarantined::of(&from.conn, service, heights.start(), *end, limit)?;
+                    found.lowest.extend(lowest);
+                    found.total += total;
+                }
+                found.lowest.sort_unstable();
+                found.lowest.truncate(limit);
+                Ok(found)
+            })
+            .await
     }
 
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {

@@ -226,6 +226,7 @@ impl Tables {
             "indexing_checkpoints",
             "worker_leases",
             "state_undo",
+            "quarantined_blocks",
             "table_definitions",
             "index_definitions",
         ];

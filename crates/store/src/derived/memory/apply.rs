@@ -104,6 +104,7 @@ fn begin(state: &mut State, entry: &ReorgEntry, now_ms: u64) -> Result<()> {
     for checkpoint in clamped {
         state.put_checkpoint(checkpoint);
     }
+    state.keep_quarantined(|block| block.height <= entry.common.height);
     state.forks = Some(forks);
     Ok(())
 }

@@ -7,6 +7,7 @@ use cairn_core::Height;
 
 use super::MemoryDerived;
 use super::state::State;
+use crate::derived::reader::QuarantinedBlock;
 use crate::derived::row::Key;
 use crate::derived::writer::DerivedMaintenance;
 use crate::{Result, StoreError};
@@ -58,7 +59,7 @@ impl DerivedMaintenance for MemoryDerived {
     }
 }
 
-/// Deletes rows, then undo rows, then leases; whether any is left.
+/// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.
 fn reset(state: &mut State, service: &str, max_rows: usize) -> bool {
     let mut left = max_rows;
     for place in state.places_of(service) {
@@ -78,6 +79,15 @@ fn reset(state: &mut State, service: &str, max_rows: usize) -> bool {
         if !state.tables[place].rows.is_empty() || !state.tables[place].undo.is_empty() {
             return true;
         }
+    }
+    let quarantined = state.quarantined.iter().filter(|block| block.service == service);
+    let doomed: Vec<QuarantinedBlock> = quarantined.take(left).cloned().collect();
+    left -= doomed.len();
+    for block in &doomed {
+        Arc::make_mut(&mut state.quarantined).remove(block);
+    }
+    if state.quarantined.iter().any(|block| block.service == service) {
+        return true;
     }
     let doomed: Vec<u64> = state.leases_of(service).map(|lease| lease.id).take(left).collect();
     for id in doomed {

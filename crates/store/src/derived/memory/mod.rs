@@ -100,6 +100,7 @@ impl DerivedDump for MemoryDerived {
             data.rows.values().for_each(|row| dump.row(table, row));
         }
         state.checkpoints.values().for_each(|checkpoint| dump.checkpoint(checkpoint));
+        state.quarantined.iter().for_each(|block| dump.quarantined(&block.service, block.height));
         Ok(dump.finish())
     }
 }

@@ -4,13 +4,13 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 use ruint::aliases::U256;
 
 use super::state::{State, TableData};
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
 use crate::derived::lease::{LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
-use crate::derived::reader::{DerivedSnapshot, MAX_SCAN_ROWS, Scan, ScanPage};
+use crate::derived::reader::{DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage};
 use crate::derived::row::{Key, Row};
 use crate::derived::table::{Table, TableClass};
 use crate::derived::value::{Sum, Value};
@@ -308,6 +308,22 @@ impl DerivedSnapshot for MemorySnapshot {
                 && lease.range.end() > from
         });
         Ok(again.map(|lease| lease.done_to.max(from)).min())
+    }
+
+    async fn quarantined(
+        &self,
+        services: &[&str],
+        heights: HeightRange,
+        limit: usize,
+    ) -> Result<Quarantined> {
+        let is_seen = |block: &&QuarantinedBlock| {
+            let next = self.state.checkpoints.get(&block.service).map(|checkpoint| checkpoint.next);
+            services.contains(&block.service.as_str())
+                && next.is_some_and(|next| block.height < next)
+                && heights.contains(block.height)
+        };
+        let seen = || self.state.quarantined.iter().filter(is_seen);
+        Ok(Quarantined { lowest: seen().take(limit).cloned().collect(), total: seen().count() as u64 })
     }
 
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {

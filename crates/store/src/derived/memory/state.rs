@@ -7,6 +7,7 @@ use cairn_core::{Fence, Height};
 
 use crate::derived::fork::{DerivedCheckpoint, ForkMark, ForkState};
 use crate::derived::lease::{LeaseKind, LeaseStatus, WorkerLease};
+use crate::derived::reader::QuarantinedBlock;
 use crate::derived::row::{Key, Row};
 use crate::derived::table::{Catalog, Table};
 use crate::derived::value::Value;
@@ -100,6 +101,8 @@ pub(super) struct State {
     lease_ids: Arc<BTreeMap<String, BTreeSet<u64>>>,
     /// By service.
     pub(super) checkpoints: Arc<BTreeMap<String, DerivedCheckpoint>>,
+    /// Blocks that a service could not process.
+    pub(super) quarantined: Arc<BTreeSet<QuarantinedBlock>>,
     /// `None` before `adopt`.
     pub(super) forks: Option<Forks>,
     last_fence: u64,
@@ -118,6 +121,7 @@ impl State {
             leases: Arc::default(),
             lease_ids: Arc::default(),
             checkpoints: Arc::default(),
+            quarantined: Arc::default(),
             forks: None,
             last_fence: 0,
             last_lease: 0,
@@ -178,6 +182,13 @@ impl State {
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: DerivedCheckpoint) {
         Arc::make_mut(&mut self.checkpoints).insert(checkpoint.service.clone(), checkpoint);
+    }
+
+    /// Forgets the quarantined blocks of which `keep` says no.
+    pub(super) fn keep_quarantined(&mut self, keep: impl Fn(&QuarantinedBlock) -> bool) {
+        if self.quarantined.iter().any(|block| !keep(block)) {
+            Arc::make_mut(&mut self.quarantined).retain(keep);
+        }
     }
 
     pub(super) fn checkpoint(&self, service: &str) -> Result<&DerivedCheckpoint> {

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::MemoryDerived;
 use super::state::State;
 use crate::derived::lease::WorkerLease;
+use crate::derived::reader::QuarantinedBlock;
 use crate::derived::row::{Key, Row};
 use crate::derived::rules::{self, CheckedChunk, CheckedRows};
 use crate::derived::table::TableClass;
@@ -75,6 +76,13 @@ fn commit_chunk(
             }
             data.put(&part.table, key, Arc::new(change.row));
         }
+    }
+    let (service, chunk) = (&lease.service, commit.chunk);
+    state.keep_quarantined(|block| block.service != *service || !chunk.contains(block.height));
+    if !commit.quarantined.is_empty() {
+        let named = commit.quarantined.iter();
+        let blocks = named.map(|&height| QuarantinedBlock { height, service: service.clone() });
+        Arc::make_mut(&mut state.quarantined).extend(blocks);
     }
     state.put_lease(lease.clone());
     state.put_checkpoint(checkpoint.clone());

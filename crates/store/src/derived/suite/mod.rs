@@ -32,6 +32,7 @@ mod forks;
 mod leases;
 mod log;
 mod maintaining;
+mod quarantine;
 mod racing;
 mod reading;
 mod registering;
@@ -154,6 +155,7 @@ pub fn cases() -> Vec<Case> {
         racing::cases(),
         restart::cases(),
         maintaining::cases(),
+        quarantine::cases(),
         log::cases(),
         differential::cases(),
     ]

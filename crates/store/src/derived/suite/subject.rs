@@ -150,6 +150,7 @@ impl Subject {
             rows: Vec::new(),
             states: Vec::new(),
             replaces: Vec::new(),
+            quarantined: Vec::new(),
             finalized: self.raw.finalized,
             ttl_ms: TTL_MS,
         };
