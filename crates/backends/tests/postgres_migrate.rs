@@ -275,7 +275,8 @@ async fn tables_are_exported_in_order_and_dropped_with_what_is_known_of_their_wo
     drop(store);
     db.sql(
         "INSERT INTO app.transfers VALUES (2, 0, '\\x02', 'two, \"quoted\"'), (1, 1, '\\x01', NULL), (1, 0, '\\x00ff', ''); \
-         INSERT INTO app.holdings VALUES ('\\x01', 1)",
+         INSERT INTO app.holdings VALUES ('\\x01', 1); \
+         INSERT INTO app.quarantined_blocks VALUES ('mapper', 7), ('another', 7)",
     )
     .await;
     let mut text = Vec::new();
@@ -296,6 +297,7 @@ async fn tables_are_exported_in_order_and_dropped_with_what_is_known_of_their_wo
     PgDerived::open(app_options(&db), catalog(&NEW), None).await.expect("makes it by the new definition");
     assert_eq!(number(&db, "SELECT count(*) FROM app.transfers").await, 0);
     assert_eq!(number(&db, "SELECT count(*) FROM app.holdings").await, 1);
+    assert_eq!(number(&db, "SELECT count(*) FROM app.quarantined_blocks").await, 1);
 }
 
 const LONG_COLUMNS: &[Column] = &[

@@ -15,6 +15,7 @@ use cairn_core::{Clock, Height, SystemClock};
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::IngestError;
 use cairn_pipeline::derive::status::DeriveStatus;
+use cairn_pipeline::gaps::GapWatch;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::{Halt, IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
@@ -42,6 +43,8 @@ const WATCH_STORE_MS: u64 = 250;
 const APP_EVERY: Duration = Duration::from_secs(2);
 /// How often the partition manager looks.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
+/// How often it is looked what the archive lacks of what the node has.
+const GAPS_EVERY: Duration = Duration::from_secs(15);
 /// Rounds of the partition manager in a row, at most.
 const MAX_PARTITION_ROUNDS: u32 = 64;
 
@@ -148,6 +151,14 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let servers = Servers::start(config, parts, stop.clone()).await?;
     (job.announce)(&servers.served);
     tokio::spawn(manage_partitions(store.clone(), stop.clone()));
+    let gaps = GapWatch {
+        source: job.source.clone(),
+        store: working.clone(),
+        clock: Arc::new(SystemClock),
+        stop_inclusive: config.ingest.to.map(Height),
+        every: GAPS_EVERY,
+    };
+    tokio::spawn(gaps.run(stop.clone()));
     if config.raw.denormalize_events {
         tokio::spawn(denormalize_events(store.clone(), stop.clone()));
     }
@@ -464,6 +475,8 @@ impl Servers {
                 raw: reader,
                 app,
                 catalog,
+                upstreams: chain.upstreams(),
+                halts: halts_of(status.clone(), derived.clone()),
                 limits: serve.rest.clone(),
                 new_head: Some(new_head),
                 stop: stop.clone(),
@@ -475,8 +488,6 @@ impl Servers {
         })?;
         let served = Served { rpc_url, ops_url: format!("http://{}", ops.local_addr()), answers, chain };
         let watcher = tokio::spawn(watch_all(watched, health, wake, status, derived, stop.clone()));
-                upstreams: chain.upstreams(),
-                halts: halts_of(status.clone(), derived.clone()),
         Ok(Servers { rpc, ops, watcher, stop, served })
     }
 
@@ -539,17 +550,6 @@ async fn watch_all(
     }
 }
 
-/// Tells of a halt of derived work, which is for good.
-async fn watch_deriver(health: &HealthState, mut status: watch::Receiver<DeriveStatus>) {
-    metrics::gauge!("cairn_derived_halted").set(0.0);
-    if let Ok(status) = status.wait_for(|status| status.halted.is_some()).await {
-        metrics::gauge!("cairn_derived_halted").set(1.0);
-        health.derived_halted(status.halted.as_ref().map(Halt::to_string).unwrap_or_default());
-    }
-    std::future::pending().await
-}
-
-async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<IngestStatus>) {
 /// What of this process has stopped, for `/v1/status`.
 fn halts_of(
     status: Option<watch::Receiver<IngestStatus>>,
@@ -569,6 +569,17 @@ fn halts_of(
     })
 }
 
+/// Tells of a halt of derived work, which is for good.
+async fn watch_deriver(health: &HealthState, mut status: watch::Receiver<DeriveStatus>) {
+    metrics::gauge!("cairn_derived_halted").set(0.0);
+    if let Ok(status) = status.wait_for(|status| status.halted.is_some()).await {
+        metrics::gauge!("cairn_derived_halted").set(1.0);
+        health.derived_halted(status.halted.as_ref().map(Halt::to_string).unwrap_or_default());
+    }
+    std::future::pending().await
+}
+
+async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<IngestStatus>) {
     let mut answered_at_ms = 0;
     loop {
         let now = status.borrow_and_update().clone();

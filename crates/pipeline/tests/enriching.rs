@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use cairn_core::Height;
-use cairn_pipeline::derive::DeriveOptions;
-use cairn_pipeline::derive::processor::AskError;
+use cairn_core::{Height, HeightRange};
+use cairn_pipeline::derive::processor::{AskError, ProcessError};
+use cairn_pipeline::derive::{DeriveOptions, MalformedPolicy};
 use cairn_store::StoreError;
-use cairn_store::derived::{Coordinator, Key, Value};
+use cairn_store::derived::{Coordinator, Key, LeaseKind, LeaseStatus, Value};
 use cairn_store::memory::CommitHook;
 use tokio::time::{Duration, Instant};
 
@@ -169,5 +169,94 @@ async fn l05_a_worker_that_cannot_renew_its_lease_writes_nothing_after_its_own_d
     world.until_next("name_worker", 4).await;
     let now = world.app.lease(lease.id).await.unwrap().unwrap();
     assert!(now.fence > lease.fence);
+    working.stop().await.unwrap();
+}
+
+async fn until_made_again(world: &Derived) {
+    let is_done = |lease: &cairn_store::derived::WorkerLease| {
+        lease.kind != LeaseKind::Reindex || lease.status == LeaseStatus::Completed
+    };
+    world.until("what is made again", async || world.leases().await.iter().all(is_done)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_rows_of_a_range_name_is_asked_again() {
+    let world = Derived::new(tiny(1), 20).await;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (notes, round) = (asked.clone(), Arc::new(AtomicBool::new(false)));
+    let second = round.clone();
+    let hostile = key_of(&world, 7);
+    let enricher = names(move |key, at| {
+        notes.lock().unwrap().push(at.height.get());
+        match second.load(SeqCst) {
+            false => (1, Ok(Some("first".into()))),
+            // The node has no answer any more: what is known stays.
+            true if *key == hostile => {
+                (1, Err(AskError { transient: false, message: "no such state".into() }))
+            }
+            true => (1, Ok(Some("second".into()))),
+        }
+    });
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
+    world.until_next("name_worker", 21).await;
+    asked.lock().unwrap().clear();
+    round.store(true, SeqCst);
+    let heights = HeightRange::new(Height(5), Height(10));
+    world.app.request_reindex("name_worker", 1, heights, 100).await.unwrap();
+    until_made_again(&world).await;
+    let mut heights = asked.lock().unwrap().clone();
+    heights.sort_unstable();
+    assert_eq!(heights, [5, 6, 7, 8, 9]);
+    for (height, name) in named(&world).await {
+        let is_second = (5..10).contains(&height) && height != 7;
+        assert!(name.contains(if is_second { "second" } else { "first" }), "{height}: {name}");
+    }
+    assert_eq!(world.next("name_worker").await, 21);
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn asking_again_waits_for_rows_that_are_made_again() {
+    let world = Derived::new(tiny(1), 20).await;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let notes = asked.clone();
+    let enricher = names(move |_, at| {
+        notes.lock().unwrap().push(at.height.get());
+        (1, Ok(Some("a name".into())))
+    });
+    // The mapper is broken at height 8, for whoever makes rows again.
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = is_broken.clone();
+    let mapper = marks(move |block, _| {
+        if block.facts.height == Height(8) && breaks.load(SeqCst) {
+            return Err(ProcessError { block: block.facts.block_ref(), message: "not now".into() });
+        }
+        Ok(())
+    });
+    let options = DeriveOptions {
+        malformed: MalformedPolicy::Halt,
+        chunk_heights: 1,
+        failed_pause_ms: 1_000,
+        ..world.options()
+    };
+    let working = world.start(vec![mapper, enricher], options);
+    world.until_next("name_worker", 21).await;
+    asked.lock().unwrap().clear();
+    is_broken.store(true, SeqCst);
+    let heights = HeightRange::new(Height(5), Height(12));
+    for service in ["mark_worker", "name_worker"] {
+        world.app.request_reindex(service, 1, heights, 100).await.unwrap();
+    }
+    pass_ms(20_000).await;
+    assert_eq!(*asked.lock().unwrap(), [5, 6, 7]);
+    // Whoever waits is not in the way of what is new.
+    world.append(MAIN, 21, 22).await;
+    world.until_next("name_worker", 23).await;
+    is_broken.store(false, SeqCst);
+    for lease in world.leases().await.iter().filter(|lease| lease.status == LeaseStatus::Failed) {
+        world.app.retry_lease(lease.id).await.unwrap();
+    }
+    until_made_again(&world).await;
+    assert_eq!(*asked.lock().unwrap(), [5, 6, 7, 21, 22, 8, 9, 10, 11]);
     working.stop().await.unwrap();
 }

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use cairn_core::{Height, HeightRange};
-use cairn_pipeline::derive::processor::{ProcessError, Processor};
+use cairn_pipeline::derive::processor::{FaultLabels, Malformed, ProcessError, Processor};
 use cairn_pipeline::derive::{Compute, DeriveOptions, MalformedPolicy};
 use cairn_store::derived::{Coordinator, LeaseStatus, Severity, Value};
 
 use support::derive::{COUNTS, Derived, counts, marks, odd};
+use support::gauges::Gauges;
 use support::{pass_ms, tiny};
 
 /// A mapper that panics at height 7 while it is told to, and can't decode 11.
@@ -228,4 +229,41 @@ async fn e24_an_event_that_cannot_be_decoded_stops_its_range_only_where_the_poli
         assert_eq!(messages(&world).await, [(7, Severity::Warn, "31 bytes of data".to_owned())]);
         working.stop().await.unwrap();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn e24_what_cannot_be_decoded_is_counted_by_reason_contract_and_topic() {
+    let counters = Arc::new(Gauges::default());
+    let _set = metrics::set_default_local_recorder(&*counters);
+    let world = Derived::new(tiny(1), 20).await;
+    let processor = marks(|block, out| {
+        match block.facts.height.get() {
+            3 | 5 => out.malformed(odd("31 bytes of data")),
+            7 => panic!("no decoder for this"),
+            9 => {
+                let labels = FaultLabels { contract: "0x0d".into(), ..odd("").labels };
+                out.malformed(Malformed { labels, ..odd("31 bytes of data") });
+            }
+            _ => {}
+        }
+        Ok(())
+    });
+    let working = world.start(vec![processor], world.options());
+    world.until_next("mark_worker", 21).await;
+    let counted = |reason: &str, contract: &str, topic: &str| {
+        counters.counted(&format!(
+            "cairn_malformed_events_total{{service=mark_worker,reason={reason},contract={contract},topic={topic}}}"
+        ))
+    };
+    assert_eq!(counted("odd", "0x0c", "0xdd"), 2);
+    assert_eq!(counted("odd", "0x0d", "0xdd"), 1);
+    assert_eq!(counted("block", "", ""), 1);
+    // Made again it is the same, and counted once.
+    world.app.request_reindex("mark_worker", 1, HeightRange::new(Height(0), Height(6)), 100).await.unwrap();
+    let done = async || {
+        world.leases().await.iter().all(|lease| lease.rest().is_empty() || lease.range.end() > Height(20))
+    };
+    world.until("the rows made again", done).await;
+    assert_eq!(counted("odd", "0x0c", "0xdd"), 2);
+    working.stop().await.unwrap();
 }

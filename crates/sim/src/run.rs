@@ -202,7 +202,7 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
                 looks += 1;
                 observer.look(&reader, &chain, &forks, &mut rng).await?;
                 if let Some(derived) = &mut derived {
-                    derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
+                    derived::observer::look(&derived.app, &chain, &forks, plan.start, &derived.plan.incurable).await?;
                     derived.operate(now_ms).await?;
                 }
                 if plan.expected == Expected::FinalChain && arrived(&store, &chain, &plan).await? {
@@ -229,13 +229,12 @@ async fn play(chain: Arc<SyntheticChain>, plan: Arc<Plan>) -> Result<Outcome, St
     let head = store.snapshot().await.map_err(|error| error.to_string())?.head().clone();
     compare(&store, &chain, &plan, halted.is_some(), &clock).await?;
     if let Some(derived) = &derived {
-        derived::observer::look(&derived.app, &chain, &forks, plan.start).await?;
+        derived::observer::look(&derived.app, &chain, &forks, plan.start, &derived.plan.incurable).await?;
         let tip = head.tip.ok_or("the archive is empty")?;
         let fork = forks.iter().find(|fork| chain.block_ref(**fork, tip.height) == tip);
         let fork = *fork.ok_or_else(|| format!("ended at {tip}, a block of no fork"))?;
         let heights = HeightRange::inclusive(plan.start, tip.height);
-        let (errors, has_bugs) = (derived.errors(), derived.has_bugs());
-        derived::observer::look_at_the_end(&derived.app, errors, has_bugs, &chain, fork, heights).await?;
+        derived::observer::look_at_the_end(derived, &chain, fork, heights).await?;
     }
     Ok(Outcome {
         commits: crashes.commits(),

@@ -1,5 +1,8 @@
 //! Seeds that once failed, each with what it showed, and an exhaustive run over the commits of a few small plans.
 
+use std::collections::BTreeSet;
+
+use cairn_core::Height;
 use cairn_sim::derived::app::AppFault;
 use cairn_sim::derived::plan::DerivedPlan;
 use cairn_sim::plan::{self, CommitFault, FaultRates};
@@ -95,6 +98,7 @@ fn i01_a_crash_at_every_derived_verb_loses_and_doubles_nothing() {
         faults: Vec::new(),
         away_ms: None,
         bugs: Vec::new(),
+        incurable: BTreeSet::new(),
         ask_fails_percent: 0,
         reindex_at_ms: None,
         starts_at_ms: 0,
@@ -113,6 +117,26 @@ fn i01_a_crash_at_every_derived_verb_loses_and_doubles_nothing() {
             if let Err(error) = with(vec![(nth, fault)]) {
                 panic!("{fault:?} at verb {nth}: {error}");
             }
+        }
+    }
+}
+
+/// Field case I07 on the derived side: blocks that a mapper never can process are passed over and named, through forks, ranges that are made again and crashes.
+#[test]
+fn i07_blocks_that_can_never_be_processed_are_holes_that_are_named() {
+    let world = World::default();
+    for seed in [3, 5, 11] {
+        let chain = cairn_sim::chain(&world, seed);
+        let mut plan = plan::draw(seed, &chain);
+        plan.faults = FaultRates::default();
+        let Some(derived) = &mut plan.derived else { panic!("seed {seed} has no derived half") };
+        derived.bugs = Vec::new();
+        derived.reindex_at_ms = Some(20_000);
+        derived.incurable = [("tx_worker", 3), ("tx_worker", 12), ("mark_worker", 12), ("mark_worker", 21)]
+            .map(|(mapper, height)| (mapper, Height(height)))
+            .into();
+        if let Err(error) = run_plan(&chain, plan) {
+            panic!("seed {seed}: {error}");
         }
     }
 }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use cairn_core::Height;
 use cairn_store::RawReader;
-use cairn_store::derived::{Catalog, ChunkCommit, DerivedStore, ErrorLog, NewError};
+use cairn_store::derived::{Catalog, ChunkCommit, DerivedStore, ErrorLog};
 use tokio_util::sync::CancellationToken;
 
 use super::error::DeriveError;
+use super::faults::Faults;
 use super::guard::text_of;
 use super::options::{Compute, DeriveOptions};
 use super::recent::RecentBlocks;
+use super::report::Report;
 use super::status::DeriveBoard;
 use super::unanswered::Unanswered;
 use super::wake::Wake;
@@ -26,6 +28,8 @@ pub(super) struct Context {
     pub recent: RecentBlocks,
     /// What a node doesn't answer.
     pub unanswered: Unanswered,
+    /// Whose faults are counted each by itself.
+    pub faults: Faults,
     pub board: DeriveBoard,
     pub wake: Wake,
     pub stop: CancellationToken,
@@ -35,7 +39,7 @@ pub(super) struct Context {
 pub(super) struct Prepared {
     pub commit: ChunkCommit,
     /// What could not be decoded in it.
-    pub malformed: Vec<NewError>,
+    pub malformed: Vec<Report>,
     /// Where it has no rows because a block could not be processed.
     pub quarantined: Option<Height>,
 }

@@ -1,15 +1,16 @@
 //! One chunk of an enricher: things that event rows name, asked of a node once.
 //!
 //! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
-//! again; anything else is asked at the finalised block. No transaction is open while a node is asked. What only it fails over is given up in the end
+//! again; anything else is asked at the finalised block. A range that is made again asks about what is known too, once the rows that name it are made again;
+//! what is known stays where the node has no answer now. No transaction is open while a node is asked. What only it fails over is given up in the end
 //! ([`super::unanswered`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use cairn_core::{BlockId, BlockRef, HeightRange, Parts};
-use cairn_store::derived::{ChunkCommit, Key, Row, TableRows, WorkerLease};
+use cairn_store::derived::{ChunkCommit, Key, LeaseKind, Row, TableRows, WorkerLease};
 use futures::{FutureExt, StreamExt};
 
 use super::context::{Context, Prepared};
@@ -23,14 +24,17 @@ use super::unanswered::{MAX_TRIES, node_answers};
 pub(super) async fn prepare(
     context: &Context,
     enricher: &Arc<dyn Enricher>,
-    _lease: &WorkerLease,
+    lease: &WorkerLease,
     heights: HeightRange,
 ) -> Result<Prepared, DeriveError> {
+    let asks_again = lease.kind == LeaseKind::Reindex;
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes, None).await?;
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
-    demand_own_checkpoint(&*snapshot, enricher.service().name, chunk.heights.start())?;
+    if !asks_again {
+        demand_own_checkpoint(&*snapshot, enricher.service().name, chunk.heights.start())?;
+    }
     let mut events: Vec<Vec<Row>> = Vec::new();
     for table in enricher.reads() {
         let heights = chunk.heights;
@@ -42,6 +46,9 @@ pub(super) async fn prepare(
     for upstream in enricher.service().upstreams {
         if snapshot.checkpoint(upstream).is_none_or(|upstream| upstream.next < chunk.heights.end()) {
             return Err(not_yet(format!("{upstream} up to height {}", chunk.heights.end())));
+        }
+        if asks_again && let Some(again) = snapshot.made_again_from(upstream, chunk.heights.start()).await? {
+            chunk.cut(again);
         }
     }
     if chunk.heights.is_empty() {
@@ -65,13 +72,14 @@ pub(super) async fn prepare(
             }
         }
     }
+    let mut known: BTreeSet<Key> = BTreeSet::new();
     let keys: Vec<Key> = first_named.keys().cloned().collect();
     for keys in keys.chunks(4_096) {
-        for (key, known) in keys.iter().zip(snapshot.rows(enricher.known_in().name, keys).await?) {
-            if known.is_some() {
-                first_named.remove(key);
-            }
-        }
+        let rows = snapshot.rows(enricher.known_in().name, keys).await?;
+        known.extend(keys.iter().zip(rows).filter(|(_, row)| row.is_some()).map(|(key, _)| key.clone()));
+    }
+    if !asks_again {
+        first_named.retain(|key, _| !known.contains(key));
     }
     drop(snapshot);
 
@@ -89,8 +97,11 @@ pub(super) async fn prepare(
     let questions: Vec<Question> =
         futures::stream::iter(asks).buffered(context.options.asks_in_flight.max(1)).collect().await;
     let mut rows: BTreeMap<&'static str, BTreeMap<Key, Row>> = BTreeMap::new();
-    for answer in settle(context, enricher, questions).await? {
-        for (table, row) in answer {
+    for (key, answer) in settle(context, enricher, questions).await? {
+        if answer.is_given_up && known.contains(&key) {
+            continue;
+        }
+        for (table, row) in answer.rows {
             let def = context.catalog.table(table)?;
             let of_table = rows.entry(table).or_default();
             // Two answers may make one row: the newer one says what holds.
@@ -105,17 +116,23 @@ pub(super) async fn prepare(
         .into_iter()
         .map(|(table, rows)| TableRows { table, rows: rows.into_values().collect() })
         .collect();
+    let last_id = chunk.last_id();
+    // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's. Below the checkpoint there is no order; what
+    // was applied since those rows were read is a reorg that they don't know.
+    let folded_at = (!asks_again).then_some(applied);
+    if asks_again {
+        chunk.read.reorg_id = chunk.read.reorg_id.min(applied);
+    }
     let commit = ChunkCommit {
         chunk: chunk.heights,
         parent_id: chunk.parent_id,
-        last_id: chunk.last_id(),
+        last_id,
         read: chunk.read,
-        // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's.
-        folded_at: Some(applied),
+        folded_at,
         rows,
         states: Vec::new(),
-        quarantined: Vec::new(),
         replaces: Vec::new(),
+        quarantined: Vec::new(),
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,
     };
@@ -129,18 +146,29 @@ struct Question {
     answer: Result<Answer, String>,
 }
 
-type Answer = Vec<(&'static str, Row)>;
+/// What is to be stored.
+pub(super) struct Answer {
+    rows: Vec<(&'static str, Row)>,
+    /// It says that nothing could be learnt.
+    is_given_up: bool,
+}
+
+impl Answer {
+    fn given_up(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef, message: &str) -> Answer {
+        Answer { rows: enricher.given_up(key, at, message), is_given_up: true }
+    }
+}
 
 /// Asks about one thing. An error is trouble that may pass.
 pub(super) async fn ask(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef) -> Result<Answer, String> {
     match AssertUnwindSafe(enricher.ask(key, at)).catch_unwind().await {
-        Ok(Ok(Asked::Rows(rows))) => Ok(rows),
-        Ok(Ok(Asked::Nothing)) => Ok(enricher.given_up(key, at, "")),
+        Ok(Ok(Asked::Rows(rows))) => Ok(Answer { rows, is_given_up: false }),
+        Ok(Ok(Asked::Nothing)) => Ok(Answer { rows: enricher.given_up(key, at, ""), is_given_up: false }),
         Ok(Err(AskError { transient: true, message })) => Err(message),
-        Ok(Err(AskError { transient: false, message })) => Ok(enricher.given_up(key, at, &message)),
+        Ok(Err(AskError { transient: false, message })) => Ok(Answer::given_up(enricher, key, at, &message)),
         Err(panic) => {
             let message = format!("the answer could not be understood: {}", text_of(&*panic));
-            Ok(enricher.given_up(key, at, &message))
+            Ok(Answer::given_up(enricher, key, at, &message))
         }
     }
 }
@@ -150,7 +178,7 @@ async fn settle(
     context: &Context,
     enricher: &Arc<dyn Enricher>,
     questions: Vec<Question>,
-) -> Result<Vec<Answer>, DeriveError> {
+) -> Result<Vec<(Key, Answer)>, DeriveError> {
     let service = enricher.service().name;
     let mut answers_at: BTreeMap<BlockId, bool> = BTreeMap::new();
     for question in questions.iter().filter(|question| question.answer.is_ok()) {
@@ -161,8 +189,8 @@ async fn settle(
     let mut waits = None;
     for Question { key, at, answer } in questions {
         let message = match answer {
-            Ok(rows) => {
-                answers.push(rows);
+            Ok(answer) => {
+                answers.push((key, answer));
                 continue;
             }
             Err(message) => message,
@@ -177,7 +205,8 @@ async fn settle(
         };
         if node_is_there && context.unanswered.failed(service, &key) >= MAX_TRIES {
             tracing::warn!(service, ?key, %message, "a node fails over this alone; it is not asked again");
-            answers.push(enricher.given_up(&key, at, &message));
+            let answer = Answer::given_up(enricher, &key, at, &message);
+            answers.push((key, answer));
         } else {
             waits.get_or_insert(message);
         }

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use cairn_core::{BlockFacts, Height, HeightRange, StoredBlock};
 use cairn_store::derived::{
-    BLOCK_HEIGHT, Change, ChunkCommit, DerivedSnapshot, Key, NewError, Row, StateRow, StateRows, Table,
-    WorkerLease,
+    BLOCK_HEIGHT, Change, ChunkCommit, DerivedSnapshot, Key, Row, StateRow, StateRows, Table, WorkerLease,
 };
 
 use super::context::{Context, Prepared};
@@ -18,7 +17,7 @@ use super::error::DeriveError;
 use super::guard::guarded;
 use super::processor::{Changes, FoldBlock, Folder, ProcessError};
 use super::read::{not_yet, read_raw};
-use super::report;
+use super::report::{self, Report};
 
 /// How many rows are loaded by one read.
 const KEYS_PER_READ: usize = 4_096;
@@ -93,8 +92,8 @@ pub(super) async fn prepare(
         folded_at: Some(applied),
         rows: Vec::new(),
         states: states.into_rows(),
-        quarantined: Vec::new(),
         replaces: Vec::new(),
+        quarantined: Vec::new(),
         finalized,
         ttl_ms: context.options.lease_ttl_ms,
     };
@@ -126,7 +125,7 @@ fn fold_blocks(
     folder: &dyn Folder,
     blocks: &[StoredBlock],
     events: Vec<Vec<Row>>,
-) -> Result<(BlockChanges, Vec<NewError>), DeriveError> {
+) -> Result<(BlockChanges, Vec<Report>), DeriveError> {
     let mut at = vec![0; events.len()];
     let mut all = Vec::with_capacity(blocks.len());
     let mut errors = Vec::new();
@@ -219,7 +218,7 @@ impl States {
         &mut self,
         folder: &dyn Folder,
         blocks: &[(BlockFacts, Vec<(&'static str, Change)>)],
-    ) -> Result<(Vec<FollowingChanges>, Vec<NewError>), DeriveError> {
+    ) -> Result<(Vec<FollowingChanges>, Vec<Report>), DeriveError> {
         let mut all = Vec::with_capacity(blocks.len());
         let mut errors = Vec::new();
         for (facts, changes) in blocks {

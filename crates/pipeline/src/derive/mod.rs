@@ -14,6 +14,7 @@ mod committer;
 mod context;
 mod enrich;
 mod error;
+mod faults;
 mod fold;
 mod guard;
 mod held;
@@ -95,6 +96,7 @@ impl Deriver {
             recent: recent::RecentBlocks::new(options.recent_bytes),
             unanswered: unanswered::Unanswered::default(),
             options,
+            faults: faults::Faults::default(),
             board: DeriveBoard::default(),
             wake: wake::Wake::default(),
             stop: CancellationToken::new(),

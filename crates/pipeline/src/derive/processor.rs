@@ -27,6 +27,25 @@ pub struct ServiceInfo {
     pub tables: &'static [&'static TableDef],
 }
 
+/// What metrics count a fault under (E24): words of a small set, and whose event it was. Strangers choose the latter, so only so many different ones
+/// are counted each by itself.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FaultLabels {
+    /// What is wrong, in a word without numbers.
+    pub reason: &'static str,
+    /// The contract that logged; empty where it is about none.
+    pub contract: String,
+    /// The event: its first topic, or its name; empty where it is about none.
+    pub topic: String,
+}
+
+impl FaultLabels {
+    /// Of a fault that is about no contract.
+    pub fn only(reason: &'static str) -> FaultLabels {
+        FaultLabels { reason, contract: String::new(), topic: String::new() }
+    }
+}
+
 /// Something that could not be understood. It is kept in the error log, once; a policy says whether its range may complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
@@ -40,6 +59,8 @@ pub struct Malformed {
     pub raw_data: Vec<u8>,
     /// Which event of the transaction it is, so that the whole payload is found where it was cut.
     pub event_index: Option<u32>,
+    /// What metrics count it under.
+    pub labels: FaultLabels,
 }
 
 /// What a mapper made of blocks.

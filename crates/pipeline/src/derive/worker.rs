@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_store::StoreError;
-use cairn_store::derived::{ClaimRequest, Committed, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease};
+use cairn_store::derived::{
+    ClaimRequest, Committed, DerivedSnapshot, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease,
+};
 use futures::FutureExt;
 use tokio::time::Instant;
 
@@ -23,8 +25,8 @@ use super::held::{Held, Lost};
 use super::options::MalformedPolicy;
 use super::processor::{Processor, ServiceInfo};
 use super::read::not_yet;
-use super::wake::Listener;
 use super::status::Halt;
+use super::wake::Listener;
 use super::{enrich, fold, map, report};
 use crate::backoff::Backoff;
 
@@ -111,11 +113,6 @@ impl Worker {
         }
     }
 
-    fn note(&self, error: &DeriveError) {
-        tracing::debug!(service = self.service().name, %error, "derived work waits");
-        self.context.board.service(self.service().name, |service| service.last_error = error.to_string());
-    }
-
     /// Says on the board that this error ends all derived work of this process, and which service met it.
     fn halts(&self, error: DeriveError, done_to: Option<Height>) -> DeriveError {
         self.context.board.halted(Halt {
@@ -125,6 +122,11 @@ impl Worker {
             message: error.to_string(),
         });
         error
+    }
+
+    fn note(&self, error: &DeriveError) {
+        tracing::debug!(service = self.service().name, %error, "derived work waits");
+        self.context.board.service(self.service().name, |service| service.last_error = error.to_string());
     }
 
     /// While the range in hand waits for the head, one chunk of a range that somebody gave up: the range at the tip may be held by the only
@@ -424,7 +426,8 @@ impl Worker {
             // What is made again lies below the checkpoint.
             LeaseKind::Reindex => {
                 let snapshot = self.context.app.snapshot().await?;
-                snapshot.checkpoint(self.service().name).map_or(Height::ZERO, |own| own.next)
+                let own = snapshot.checkpoint(self.service().name).map_or(Height::ZERO, |own| own.next);
+                self.made_again_limit(&*snapshot, lease.done_to, own).await?
             }
         };
         let from = lease.done_to;
@@ -455,19 +458,34 @@ impl Worker {
         }
     }
 
+    /// How far an enricher may ask again: up to where the rows that name what it asks about are being made again themselves.
+    async fn made_again_limit(
+        &self,
+        snapshot: &dyn DerivedSnapshot,
+        from: Height,
+        own: Height,
+    ) -> Result<Height, DeriveError> {
+        let mut limit = own;
+        if let Processor::Enricher(_) = self.processor {
+            for upstream in self.service().upstreams {
+                limit = limit.min(snapshot.made_again_from(upstream, from).await?.unwrap_or(limit));
+            }
+        }
+        Ok(limit)
+    }
+
     async fn commit(&self, lease: &WorkerLease, prepared: Prepared) -> Result<Committed, DeriveError> {
         let Prepared { commit, malformed, quarantined } = prepared;
         let name = self.service().name;
         if !malformed.is_empty() {
-            let new = self.context.errors.record(&malformed).await?;
-            metrics::counter!("cairn_malformed_events_total", "service" => name).increment(new);
+            let first = malformed.first().map(|first| DeriveError::Malformed {
+                height: first.error.height.get(),
+                message: first.error.message.clone(),
+            });
+            let new = report::record(&self.context, name, malformed).await?;
             self.context.board.service(name, |service| service.malformed += new);
-            if let (MalformedPolicy::Halt, Some(first)) = (self.context.options.malformed, malformed.first())
-            {
-                return Err(DeriveError::Malformed {
-                    height: first.height.get(),
-                    message: first.message.clone(),
-                });
+            if let (MalformedPolicy::Halt, Some(first)) = (self.context.options.malformed, first) {
+                return Err(first);
             }
         }
         let rows = commit.rows.iter().map(|rows| rows.rows.len()).sum::<usize>()

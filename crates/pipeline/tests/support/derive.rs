@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
 use cairn_pipeline::derive::processor::{
-    AskError, Asked, Changes, Enricher, FoldBlock, Folder, Malformed, Mapper, Output, ProcessError,
-    Processor, ServiceInfo,
+    AskError, Asked, Changes, Enricher, FaultLabels, FoldBlock, Folder, Malformed, Mapper, Output,
+    ProcessError, Processor, ServiceInfo,
 };
 use cairn_pipeline::derive::status::{DeriveBoard, DeriveStatus};
 use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver};
@@ -117,6 +117,7 @@ pub fn odd(message: &str) -> Malformed {
         message: message.into(),
         raw_data: vec![1],
         event_index: Some(3),
+        labels: FaultLabels { reason: "odd", contract: "0x0c".into(), topic: "0xdd".into() },
     }
 }
 

@@ -56,7 +56,7 @@ impl DerivedSide {
             app: MemoryDerived::new(processors::catalog(), clock.clone()),
             errors: MemoryErrorLog::new(clock),
             faults: AppFaults::new(plan.faults.clone()),
-            bugs: Bugs::new(plan.bugs.iter().copied()),
+            bugs: Bugs::new(plan.bugs.iter().copied(), plan.incurable.clone()),
             plan,
             raw,
             seed,

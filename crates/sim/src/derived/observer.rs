@@ -1,15 +1,16 @@
 //! A reader of the app store: whatever it sees must be one fork, whole, up to exactly a checkpoint, at every moment of a reorg too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_core::{BlockRef, Height, HeightRange};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain};
 use cairn_store::StoreError;
 use cairn_store::derived::{
-    Change, DerivedCheckpoint, DerivedReader, DerivedSnapshot, ErrorLog, Key, LeaseFilter, LoggedError, Row,
-    Scan, Severity, Table, TableDef, U256, Value,
+    Change, DerivedCheckpoint, DerivedReader, DerivedSnapshot, Key, LeaseFilter, LoggedError, Row, Scan,
+    Severity, Table, TableDef, U256, Value,
 };
 
+use super::DerivedSide;
 use super::processors::{self, MARKS, NAMES, SENDERS, SERVICES, TOTALS, TXS};
 
 /// The tables as they are right for one fork.
@@ -20,16 +21,23 @@ struct Right {
     totals: Option<Row>,
 }
 
-fn right(chain: &SyntheticChain, fork: ForkId, heights: HeightRange) -> Result<Right, String> {
+/// Blocks that a mapper can never process.
+type Holes = BTreeSet<(&'static str, Height)>;
+
+fn right(chain: &SyntheticChain, fork: ForkId, heights: HeightRange, holes: &Holes) -> Result<Right, String> {
     let text = |error: StoreError| error.to_string();
     let (senders_table, totals_table) =
         (Table::new(&SENDERS).map_err(text)?, Table::new(&TOTALS).map_err(text)?);
     let mut right = Right { txs: Vec::new(), marks: Vec::new(), senders: BTreeMap::new(), totals: None };
     for height in heights.iter() {
         let block = chain.block(fork, height);
-        right.marks.push(processors::mark_row(block.block_ref()));
+        // Where there is a hole there are no rows of its mapper, and what is made of them goes on without.
+        if !holes.contains(&("mark_worker", height)) {
+            right.marks.push(processors::mark_row(block.block_ref()));
+        }
         let mut new = 0;
-        for (index, tx) in block.transactions.iter().enumerate() {
+        let transactions = block.transactions.iter().enumerate();
+        for (index, tx) in transactions.filter(|_| !holes.contains(&("tx_worker", height))) {
             right.txs.push(processors::tx_row(height, index, tx.id.as_bytes(), &tx.sender));
             let key = Key(vec![Value::bytes(&tx.sender)]);
             let change = Change(vec![
@@ -89,6 +97,7 @@ pub async fn look(
     chain: &SyntheticChain,
     forks: &[ForkId],
     first: Height,
+    holes: &Holes,
 ) -> Result<(), String> {
     let text = |error: StoreError| error.to_string();
     let snapshot = match app.snapshot().await {
@@ -116,12 +125,23 @@ pub async fn look(
     for service in ["tx_worker", "mark_worker", "sender_worker"] {
         let Some(checkpoint) = snapshot.checkpoint(service) else { continue };
         let (range, right) = match place(chain, forks, first, checkpoint)? {
-            Some((fork, range)) => (range, right(chain, fork, range)?),
+            Some((fork, range)) => (range, right(chain, fork, range, holes)?),
             None => {
                 let empty = HeightRange::new(first, first);
-                (empty, right(chain, ForkId::MAIN, empty)?)
+                (empty, right(chain, ForkId::MAIN, empty, holes)?)
             }
         };
+        // The holes are named, all of them and no others, in the very snapshot that lacks their rows.
+        let named = snapshot
+            .quarantined(&[service], HeightRange::new(Height::ZERO, Height(u64::MAX)), 100)
+            .await
+            .map_err(text)?;
+        let named: Vec<Height> = named.lowest.iter().map(|block| block.height).collect();
+        let there = holes.iter().filter(|(mapper, height)| *mapper == service && range.contains(*height));
+        let there: Vec<Height> = there.map(|(_, height)| *height).collect();
+        if named != there {
+            return differ("quarantined blocks", &range, &named, &there);
+        }
         match service {
             "tx_worker" => {
                 let rows = all(snapshot, &TXS, None).await.map_err(text)?;
@@ -173,18 +193,17 @@ pub async fn look(
     Ok(())
 }
 
-/// At the end: answers for every sender, an entry for every odd block, leases without gaps, none dead.
+/// At the end: answers for every sender, an entry for every odd block and for every one that could not be processed, leases without gaps, none dead.
 pub async fn look_at_the_end(
-    app: &dyn DerivedReader,
-    errors: &dyn ErrorLog,
-    has_bugs: bool,
+    derived: &DerivedSide,
     chain: &SyntheticChain,
     fork: ForkId,
     heights: HeightRange,
 ) -> Result<(), String> {
     let text = |error: StoreError| error.to_string();
-    let snapshot = app.snapshot().await.map_err(text)?;
-    let right = right(chain, fork, heights)?;
+    let (errors, has_bugs, holes) = (derived.errors(), derived.has_bugs(), &derived.plan.incurable);
+    let snapshot = derived.app.snapshot().await.map_err(text)?;
+    let right = right(chain, fork, heights, holes)?;
     let names = all(&*snapshot, &NAMES, None).await.map_err(text)?;
     for key in right.senders.keys() {
         if !names.iter().any(|row| row.0[0] == key.0[0]) {
@@ -206,8 +225,21 @@ pub async fn look_at_the_end(
             .iter()
             .filter(|entry| entry.error.block_id == block.id && entry.error.severity == Severity::Warn);
         let entries = entries.count();
-        if entries != usize::from(processors::is_odd(block) && !has_bugs) {
+        let is_hole = |mapper: &'static str| holes.contains(&(mapper, height));
+        if entries != usize::from(processors::is_odd(block) && !has_bugs && !is_hole("tx_worker")) {
             return Err(format!("block {block} has {entries} entries in the error log"));
+        }
+        for mapper in ["tx_worker", "mark_worker"] {
+            let of_block = logged.iter().filter(|entry| {
+                let error = &entry.error;
+                (error.block_id, error.severity, error.service.as_str())
+                    == (block.id, Severity::Fatal, mapper)
+                    && error.message.contains("incurable")
+            });
+            let named = of_block.count();
+            if named != usize::from(is_hole(mapper)) {
+                return Err(format!("{mapper}: block {block} is named {named} times in the error log"));
+            }
         }
     }
     let filter = LeaseFilter { limit: 100_000, ..LeaseFilter::default() };

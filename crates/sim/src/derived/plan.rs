@@ -1,5 +1,7 @@
 //! What happens to the derived side in a run, drawn from the seed apart from the rest.
 
+use std::collections::BTreeSet;
+
 use cairn_core::Height;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -31,6 +33,8 @@ pub struct DerivedPlan {
     pub away_ms: Option<(u64, u64)>,
     /// Blocks that fail so many times.
     pub bugs: Vec<(Height, u32)>,
+    /// Blocks that a mapper, by name, can never process: it passes over them. Only where there are no bugs, over which ranges halt.
+    pub incurable: BTreeSet<(&'static str, Height)>,
     /// How often asking a node fails.
     pub ask_fails_percent: u32,
     /// Rows are made again at this time, where the checkpoint is far enough.
@@ -57,7 +61,7 @@ pub fn draw(seed: u64, life_ms: u64) -> DerivedPlan {
         (from, from + rng.random_range(1_000..90_000))
     });
     let bugs = if rng.random_ratio(1, 3) { rng.random_range(1..4) } else { 0 };
-    let bugs = (0..bugs)
+    let bugs: Vec<(Height, u32)> = (0..bugs)
         .map(|_| {
             let fails =
                 if rng.random_ratio(1, 10) { rng.random_range(25..90) } else { rng.random_range(1..9) };
@@ -76,11 +80,23 @@ pub fn draw(seed: u64, life_ms: u64) -> DerivedPlan {
         apply_rows: rng.random_range(1..40),
         faults,
         away_ms,
+        incurable: if bugs.is_empty() { incurable(seed) } else { BTreeSet::new() },
         bugs,
         ask_fails_percent: if rng.random_ratio(1, 2) { 0 } else { rng.random_range(1..40) },
         reindex_at_ms: rng.random_ratio(1, 4).then(|| rng.random_range(0..=life_ms + 20_000)),
         starts_at_ms: if rng.random_ratio(1, 3) { rng.random_range(0..=life_ms) } else { 0 },
     }
+}
+
+/// Drawn from a generator of its own, so that what a seed stood for before stays where there are none.
+fn incurable(seed: u64) -> BTreeSet<(&'static str, Height)> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x1c4b_1e00);
+    let many = if rng.random_ratio(1, 4) { rng.random_range(1..4) } else { 0 };
+    let place = |rng: &mut SmallRng| {
+        let mapper = if rng.random_ratio(1, 2) { "tx_worker" } else { "mark_worker" };
+        (mapper, Height(rng.random_range(0..80)))
+    };
+    (0..many).map(|_| place(&mut rng)).collect()
 }
 
 fn fault(rng: &mut SmallRng, ttl_ms: u64) -> AppFault {

@@ -1,13 +1,13 @@
 //! Small processors for the simulation: every kind, every merge rule, and a row that every block changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Height, Parts, StoredBlock};
 use cairn_pipeline::derive::processor::{
-    AskError, Asked, Changes, Enricher, FoldBlock, Folder, Malformed, Mapper, Output, ProcessError,
-    Processor, ServiceInfo,
+    AskError, Asked, Changes, Enricher, FaultLabels, FoldBlock, Folder, Malformed, Mapper, Output,
+    ProcessError, Processor, ServiceInfo,
 };
 use cairn_store::derived::{
     ASKED_AT_HEIGHT, BLOCK_HEIGHT, Catalog, Change, ColumnType, IndexDef, Key, LAST_HEIGHT, Merge, Row,
@@ -101,12 +101,28 @@ pub const SERVICES: [&str; 4] = ["tx_worker", "mark_worker", "sender_worker", "n
 #[derive(Debug, Default)]
 pub struct Bugs {
     left: Mutex<BTreeMap<Height, u32>>,
+    /// Those that no time mends, by mapper.
+    incurable: BTreeSet<(&'static str, Height)>,
 }
 
 impl Bugs {
-    /// Each height fails so many times.
-    pub fn new(fails: impl IntoIterator<Item = (Height, u32)>) -> Arc<Bugs> {
-        Arc::new(Bugs { left: Mutex::new(fails.into_iter().collect()) })
+    /// Each height fails so many times; the incurable ones always, for their mapper.
+    pub fn new(
+        fails: impl IntoIterator<Item = (Height, u32)>,
+        incurable: BTreeSet<(&'static str, Height)>,
+    ) -> Arc<Bugs> {
+        Arc::new(Bugs { left: Mutex::new(fails.into_iter().collect()), incurable })
+    }
+
+    /// A block that this mapper never can process: at every other height it panics.
+    fn demand_curable(&self, mapper: &'static str, block: BlockRef) -> Result<(), ProcessError> {
+        if !self.incurable.contains(&(mapper, block.height)) {
+            return Ok(());
+        }
+        if block.height.get() % 2 == 1 {
+            std::panic::resume_unwind(Box::new("incurable"));
+        }
+        Err(ProcessError { block, message: "incurable".into() })
     }
 
     /// Every other time it panics.
@@ -157,6 +173,7 @@ impl Mapper for TxWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        self.bugs.demand_curable(TX_WORKER.name, block.facts.block_ref())?;
         self.bugs.bite(block.facts.block_ref())?;
         for (index, tx) in block.transactions.iter().enumerate() {
             out.row(&TXS, tx_row(block.facts.height, index, tx.id.as_bytes(), &tx.sender));
@@ -169,13 +186,16 @@ impl Mapper for TxWorker {
                 message: "an odd block".into(),
                 raw_data: vec![1],
                 event_index: None,
+                labels: FaultLabels::only("odd"),
             });
         }
         Ok(())
     }
 }
 
-struct MarkWorker;
+struct MarkWorker {
+    bugs: Arc<Bugs>,
+}
 
 static MARK_WORKER: ServiceInfo =
     ServiceInfo { name: "mark_worker", version: 1, upstreams: &["tx_worker"], tables: &[&MARKS] };
@@ -195,6 +215,7 @@ impl Mapper for MarkWorker {
     }
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
+        self.bugs.demand_curable(MARK_WORKER.name, block.facts.block_ref())?;
         out.row(&MARKS, mark_row(block.facts.block_ref()));
         Ok(())
     }
@@ -293,7 +314,7 @@ pub fn processors(bugs: &Arc<Bugs>, seed: u64, fails_percent: u32) -> Vec<Proces
     let rng = Mutex::new(SmallRng::seed_from_u64(seed ^ 0x4a3e));
     vec![
         Processor::Mapper(Arc::new(TxWorker { bugs: bugs.clone() })),
-        Processor::Mapper(Arc::new(MarkWorker)),
+        Processor::Mapper(Arc::new(MarkWorker { bugs: bugs.clone() })),
         Processor::Folder(Arc::new(SenderWorker)),
         Processor::Enricher(Arc::new(NameWorker { rng, fails_percent })),
     ]

@@ -110,6 +110,12 @@ impl PgDerived {
                 ] {
                     conn.execute(sql, &[&service]).await?;
                 }
+                // The schema may be an older one yet.
+                let there = "SELECT to_regclass('app.quarantined_blocks') IS NOT NULL";
+                if conn.query_one(there, &[]).await?.try_get(0).map_err(db)? {
+                    conn.execute("DELETE FROM app.quarantined_blocks WHERE service_name = $1", &[&service])
+                        .await?;
+                }
             }
         }
         conn.commit().await

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use alloy_primitives::{Address, keccak256};
 use cairn_core::{Parts, StoredBlock, TxStatus};
 use cairn_evm::{DecodedTx, created_contracts};
-use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_pipeline::derive::processor::{
+    FaultLabels, Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo,
+};
 use cairn_store::derived::Severity;
 
 use super::EvmBlocks;
@@ -50,6 +52,7 @@ impl Mapper for MetaWorker {
                 message: error.to_string(),
                 raw_data: Vec::new(),
                 event_index: None,
+                labels: FaultLabels::only("trace"),
             });
             None
         });

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock};
 use cairn_evm::{DecodedLog, DecodedTx};
-use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_pipeline::derive::processor::{
+    FaultLabels, Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo,
+};
 use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
 use super::EvmBlocks;
@@ -90,6 +92,11 @@ fn malformed(tx: &DecodedTx, error: &DecodeError) -> Malformed {
         message: error.to_string(),
         raw_data: log.map(raw_data).unwrap_or_default(),
         event_index: Some(error.log_index),
+        labels: FaultLabels {
+            reason: error.reason.code(),
+            contract: error.address.to_string().to_lowercase(),
+            topic: error.topic0.to_string(),
+        },
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cairn_flow::Network;
 use cairn_pipeline::derive::processor::{
-    Changes, FoldBlock, Folder, Malformed, ProcessError, Processor, ServiceInfo,
+    Changes, FaultLabels, FoldBlock, Folder, Malformed, ProcessError, Processor, ServiceInfo,
 };
 use cairn_store::derived::{Row, Severity, TableDef};
 
@@ -112,6 +112,7 @@ fn follow(
             message,
             raw_data: Vec::new(),
             event_index: None,
+            labels: FaultLabels::only("evm-chain"),
         });
     };
     if next.0 > wanted {

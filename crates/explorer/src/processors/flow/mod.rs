@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use cairn_core::Parts;
 use cairn_flow::{DecodedEvent, DecodedTx, FlowAddress};
-use cairn_pipeline::derive::processor::Malformed;
+use cairn_pipeline::derive::processor::{FaultLabels, Malformed};
 use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
 pub mod account_state;
@@ -42,6 +42,9 @@ fn id(tx: &DecodedTx) -> Bytes {
 }
 
 /// An event that can't be read.
+/// The longest label that metrics get.
+const MAX_LABEL_CHARS: usize = 200;
+
 fn malformed_event(tx: &DecodedTx, event: &DecodedEvent, message: impl std::fmt::Display) -> Malformed {
     malformed_at(tx, event.index, &event.event_type, message)
 }
@@ -61,5 +64,13 @@ fn malformed_at(
             .map(|payload| payload[..payload.len().min(MAX_RAW_DATA_BYTES)].to_vec())
             .unwrap_or_default(),
         event_index: Some(event_index),
+        labels: labels_of(event_type),
     }
+}
+
+/// What metrics count an event's fault under: its contract and its name. Both come from a node, so what is too long is cut.
+fn labels_of(event_type: &str) -> FaultLabels {
+    let (contract, topic) = event_type.rsplit_once('.').unwrap_or(("", event_type));
+    let cut = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
+    FaultLabels { reason: "event", contract: cut(contract), topic: cut(topic) }
 }

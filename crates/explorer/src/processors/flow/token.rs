@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock};
 use cairn_flow::DecodedTx;
-use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_pipeline::derive::processor::{
+    FaultLabels, Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo,
+};
 use cairn_store::derived::Severity;
 
 use super::{FlowBlocks, moves};
@@ -91,6 +93,7 @@ fn repeated(transactions: &[DecodedTx], places: std::ops::Range<u32>, out: &mut 
             ),
             raw_data: Vec::new(),
             event_index: None,
+            labels: FaultLabels::only("repeated-id"),
         });
     }
 }

@@ -21,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
         ranges_to_be_made_again_are_cut_at_multiples,
         ranges_to_be_made_again_dont_overlap,
         a_range_made_again_changes_hands_like_any_other,
+        answers_are_asked_again,
         a_service_is_reset_in_bounded_steps,
         a_worker_of_a_service_that_is_reset_commits_nothing,
         a_reset_that_was_not_finished_is_noticed,
@@ -281,4 +282,33 @@ async fn maintaining_changes_nothing(factory: Arc<dyn DerivedFactory>) -> CaseRe
         subject.dumps_as_its_chain().await?;
     }
     same("its asker", subject.checkpoint(ASKER).await?.next, Height(130))
+}
+
+async fn answers_are_asked_again(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(40, 1)).await?;
+    subject.index_all(10, 10).await?;
+    let (mut names, codes) = (subject.all(NAMES.name).await?, subject.all(CODES.name).await?);
+    let (before, checkpoint) = (subject.store.dump().await?, subject.checkpoint(ASKER).await?);
+    same("how many leases", subject.store.request_reindex(ASKER, 1, heights(39, 40), 100).await?, 1)?;
+    let lease = subject.claim(ASKER).await?;
+    same("the lease", (lease.kind, lease.range), (LeaseKind::Reindex, heights(39, 40)))?;
+    // The node says something else now.
+    let mut commit = ChunkCommit { replaces: Vec::new(), ..subject.chunk(&lease, 40).await? };
+    for part in commit.rows.iter_mut().filter(|part| part.table == NAMES.name) {
+        part.rows.iter_mut().for_each(|row| row.0[1] = Value::text("again"));
+    }
+    let asked = commit.rows.iter().filter(|part| part.table == NAMES.name).flat_map(|part| part.rows.clone());
+    let asked: Vec<Row> = asked.collect();
+    let done = subject.store.commit_chunk(&lease, commit).await?;
+    same("its state", done.lease.status, LeaseStatus::Completed)?;
+    same("the checkpoint", subject.checkpoint(ASKER).await?, checkpoint)?;
+    same_dump(&subject.store.dump().await?, &before)?;
+    same("content", subject.all(CODES.name).await?, codes)?;
+    for name in &mut names {
+        if let Some(again) = asked.iter().find(|row| row.0[0] == name.0[0]) {
+            *name = again.clone();
+        }
+    }
+    same("how many were asked", asked.len(), 1)?;
+    same("the answers", subject.all(NAMES.name).await?, names)
 }
