@@ -617,6 +617,11 @@ fn a_halt_of_derived_work_is_told_and_blocks_go_on() {
     assert_eq!(status, 503);
     assert!(report["reason"].as_str().is_some_and(|reason| reason.starts_with("derived work halted: ")));
     assert!(service.get("/metrics").1.contains("cairn_derived_halted 1"));
+    let (status, text) = service.get("/v1/status");
+    let told: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let halt = serde_json::json!({ "part": "derived", "worker": null, "height": null, "code": "other-raw" });
+    assert_eq!((status, &told["data"]["halts"]), (200, &serde_json::json!([halt])), "{text}");
+    assert!(service.get("/metrics").1.contains("cairn_raw_gaps 0"));
     assert_eq!(service.height(), Some(20), "blocks are served");
     assert!(service.stop().0.success());
 }

@@ -158,6 +158,9 @@ async fn e20_a_contradiction_below_finality_halts_when_confirmed_and_reading_goe
     assert_eq!(error.kind(), ErrorKind::Halt);
     assert!(error.to_string().contains("Nothing was changed"), "{error}");
     assert!(matches!(board.get().state, IngestState::Halted(_)));
+    let halt = board.get().halt.expect("it says why");
+    assert_eq!((halt.code, halt.height), ("below-finality", Some(Height(90))));
+    assert_eq!(halt.message, error.to_string());
     assert!(world.node.take_heads() >= world.options.confirmations as usize, "asked again before it halts");
     assert!(began.elapsed().as_millis() as u64 >= 2 * world.options.poll_ms, "a poll apart");
     assert_eq!(world.store.dump().await.expect("dumps"), before, "rows 0 to 100 are intact");

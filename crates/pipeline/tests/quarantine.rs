@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use cairn_core::{Height, HeightRange};
 use cairn_pipeline::derive::processor::{FaultLabels, Malformed, ProcessError, Processor};
 use cairn_pipeline::derive::{Compute, DeriveOptions, MalformedPolicy};
+use cairn_store::StoreError;
 use cairn_store::derived::{Coordinator, LeaseStatus, Severity, Value};
+use cairn_store::memory::CommitHook;
 
 use support::derive::{COUNTS, Derived, counts, marks, odd};
 use support::gauges::Gauges;
@@ -266,4 +268,35 @@ async fn e24_what_cannot_be_decoded_is_counted_by_reason_contract_and_topic() {
     world.until("the rows made again", done).await;
     assert_eq!(counted("odd", "0x0c", "0xdd"), 2);
     working.stop().await.unwrap();
+}
+
+/// Refuses every chunk, as a store does that a newer program has changed.
+struct Changed;
+
+impl CommitHook for Changed {
+    fn before(&self, verb: &'static str) -> Result<(), StoreError> {
+        if verb == "commit_chunk" { Err(StoreError::UnknownSchema { found: 9, known: 1 }) } else { Ok(()) }
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_halt_says_who_met_it_and_where_in_words_for_programs_too() {
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    world.until_next("mark_worker", 21).await;
+    assert_eq!(working.status().halted, None);
+    world.app.set_hook(Some(Arc::new(Changed)));
+    world.append(support::MAIN, 21, 21).await;
+    world.until("the halt", async || working.status().halted.is_some()).await;
+    let halt = working.status().halted.unwrap();
+    assert_eq!(
+        (halt.service, halt.height, halt.code),
+        (Some("mark_worker"), Some(Height(21)), "unknown-schema")
+    );
+    assert!(halt.message.contains("version 9"), "{}", halt.message);
+    working.stop().await.unwrap_err();
 }
