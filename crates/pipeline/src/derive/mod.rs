@@ -25,6 +25,7 @@ pub mod processor;
 mod read;
 mod recent;
 mod report;
+pub mod state;
 pub mod status;
 mod unanswered;
 mod wake;

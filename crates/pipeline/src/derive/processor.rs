@@ -14,6 +14,8 @@ use async_trait::async_trait;
 use cairn_core::{BlockFacts, BlockRef, Parts, StoredBlock};
 use cairn_store::derived::{Change, Key, Row, Severity, TableDef};
 
+pub use super::state::{FoldState, Found, Lookup};
+
 /// What every processor says of itself.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ServiceInfo {
@@ -170,12 +172,22 @@ pub trait Folder: Send + Sync {
         Parts::empty()
     }
 
-    /// Folds one block. It sorts rows by their place in the chain itself where order matters.
+    /// What a block changes whatever the state is. It sorts rows by their place in the chain itself where order matters.
     fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError>;
 
-    /// Called once for each row that the block changed, after all its changes, in the order of table and key: what follows
-    /// from the row's old and new state, such as a count of holders. Changes made here don't call it again.
+    /// Called once for each row that [`Folder::fold`] changed, after all the block's changes, in the order of table and key: what follows
+    /// from the row's old and new state, such as a count of holders. Changes made here don't call it again; later blocks see them.
     fn settled(&self, _table: &'static str, _before: Option<&Row>, _after: &Row, _changes: &mut Changes) {}
+
+    /// What a block changes that depends on rows by other keys than those it names: it looks at the state that all blocks before it and the two steps
+    /// above left. It is called several times over a chunk, and must do the same over the same state.
+    fn fold_with_state(
+        &self,
+        _block: &FoldBlock<'_>,
+        _state: &mut FoldState<'_>,
+    ) -> Result<(), ProcessError> {
+        Ok(())
+    }
 }
 
 /// What a node said, or that it could not.

@@ -6,17 +6,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
 use cairn_pipeline::derive::processor::{
-    AskError, Asked, Changes, Enricher, FaultLabels, FoldBlock, Folder, Malformed, Mapper, Output,
-    ProcessError, Processor, ServiceInfo,
+    AskError, Asked, Changes, Enricher, FaultLabels, FoldBlock, FoldState, Folder, Lookup, Malformed, Mapper,
+    Output, ProcessError, Processor, ServiceInfo,
 };
 use cairn_pipeline::derive::status::{DeriveBoard, DeriveStatus};
 use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain};
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
 use cairn_store::derived::{
-    ASKED_AT_HEIGHT, BLOCK_HEIGHT, Catalog, Change, ColumnType, DerivedReader, ErrorFilter, ErrorLog, Key,
-    LAST_HEIGHT, LeaseFilter, LoggedError, Merge, Row, Scan, Severity, TableClass, TableDef, Value,
-    WorkerLease, column,
+    ASKED_AT_HEIGHT, BLOCK_HEIGHT, Catalog, Change, ColumnType, DerivedReader, ErrorFilter, ErrorLog,
+    IndexDef, Key, LAST_HEIGHT, LeaseFilter, LoggedError, Merge, Row, Scan, Severity, TableClass, TableDef,
+    Value, WorkerLease, column,
 };
 use cairn_store::memory::MemoryStore;
 use cairn_store::{AppendBatch, PurgeProgress, RawReader, RawWriter, Rollback};
@@ -53,6 +53,39 @@ pub static COUNTS: TableDef = TableDef {
     indexes: &[],
 };
 
+/// Blocks by the last bits of their ids: how many, and which was the last. The row [`ALL_SLOTS`] counts the others.
+pub static SLOTS: TableDef = TableDef {
+    name: "slots",
+    service: "link_worker",
+    class: TableClass::State,
+    columns: &[
+        column("slot", ColumnType::Int),
+        column("blocks", ColumnType::Int).merged(Merge::Sum),
+        column("last_id", ColumnType::Bytes).nullable().merged(Merge::Last),
+        column(LAST_HEIGHT, ColumnType::Int).merged(Merge::Last),
+    ],
+    key: &["slot"],
+    indexes: &[],
+};
+
+/// Each block with the one before it in its slot, how many then were a slot's last, and whether its parent has a mark.
+pub static LINKS: TableDef = TableDef {
+    name: "links",
+    service: "link_worker",
+    class: TableClass::State,
+    columns: &[
+        column("block_id", ColumnType::Bytes),
+        column("slot", ColumnType::Int).merged(Merge::First),
+        column("is_last", ColumnType::Bool).merged(Merge::Last),
+        column("before", ColumnType::Bytes).nullable().merged(Merge::First),
+        column("last_ones", ColumnType::Int).merged(Merge::Last),
+        column("has_parent", ColumnType::Bool).merged(Merge::Last),
+        column(LAST_HEIGHT, ColumnType::Int).merged(Merge::Last),
+    ],
+    key: &["block_id"],
+    indexes: &[IndexDef { name: "by_slot", columns: &["slot", "is_last"] }],
+};
+
 /// What a node said of each.
 pub static NAMES: TableDef = TableDef {
     name: "names",
@@ -68,7 +101,7 @@ pub static NAMES: TableDef = TableDef {
 };
 
 pub fn catalog() -> Catalog {
-    Catalog::new([&MARKS, &TAILS, &COUNTS, &NAMES]).unwrap()
+    Catalog::new([&MARKS, &TAILS, &COUNTS, &SLOTS, &LINKS, &NAMES]).unwrap()
 }
 
 type MapFn = dyn Fn(&StoredBlock, &mut Output) -> Result<(), ProcessError> + Send + Sync;
@@ -153,6 +186,100 @@ impl Folder for CountWorker {
 
 pub fn counts(first: impl Fn(Height) -> Result<(), ProcessError> + Send + Sync + 'static) -> Processor {
     Processor::Folder(Arc::new(CountWorker { first: Box::new(first) }))
+}
+
+/// A folder of `MARKS` into `SLOTS` and `LINKS`: what a block does depends on what the blocks before it left.
+pub struct LinkWorker;
+
+static LINK_WORKER: ServiceInfo =
+    ServiceInfo { name: "link_worker", version: 1, upstreams: &["mark_worker"], tables: &[&SLOTS, &LINKS] };
+
+/// The row of `SLOTS` that counts the others.
+pub const ALL_SLOTS: i64 = -1;
+
+pub fn slot(id: &[u8]) -> i64 {
+    i64::from(id[id.len() - 1] % 4)
+}
+
+impl Folder for LinkWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &LINK_WORKER
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
+        let slot = slot(block.facts.id.as_bytes());
+        changes.change(&SLOTS, Change(vec![Some(Value::Int(slot)), Some(Value::Int(1)), None, None]));
+        Ok(())
+    }
+
+    fn settled(&self, _table: &'static str, before: Option<&Row>, _after: &Row, changes: &mut Changes) {
+        if before.is_none() {
+            changes
+                .change(&SLOTS, Change(vec![Some(Value::Int(ALL_SLOTS)), Some(Value::Int(1)), None, None]));
+        }
+    }
+
+    fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
+        let id = Value::bytes(block.facts.id.as_bytes());
+        let slot = Value::Int(slot(block.facts.id.as_bytes()));
+        let row = state.row(&SLOTS, Key(vec![slot.clone()]));
+        let before = row.map_or(Value::Null, |row| row.0[2].clone());
+        if !before.is_null() {
+            let change = vec![Some(before.clone()), None, Some(Value::Bool(false)), None, None, None, None];
+            state.change(&LINKS, &Change(change));
+        }
+        let new = vec![Some(id.clone()), Some(slot.clone()), Some(Value::Bool(true))];
+        let rest = |ones: i64, has_parent| vec![Some(Value::Int(ones)), Some(Value::Bool(has_parent)), None];
+        let prefix = vec![slot.clone(), Value::Bool(true)];
+        let mut found = state.find(&Lookup { table: LINKS.name, index: Some("by_slot"), prefix, limit: 3 });
+        assert!(found.is_whole);
+        // A row that it makes itself is found too.
+        state.change(&LINKS, &Change([new, vec![Some(before)], rest(0, false)].concat()));
+        let again = state.find(&Lookup {
+            table: LINKS.name,
+            index: Some("by_slot"),
+            prefix: vec![slot.clone(), Value::Bool(true)],
+            limit: 3,
+        });
+        found.rows.extend(again.rows);
+        let parent = block.facts.height.get().checked_sub(1);
+        let parent = parent.map(|parent| {
+            state.find(&Lookup {
+                table: MARKS.name,
+                index: None,
+                prefix: vec![Value::uint(parent)],
+                limit: 2,
+            })
+        });
+        let next = state.find(&Lookup {
+            table: MARKS.name,
+            index: None,
+            prefix: vec![Value::height(block.facts.height.next())],
+            limit: 2,
+        });
+        if !next.rows.is_empty() {
+            return Err(ProcessError {
+                block: block.facts.block_ref(),
+                message: "it sees what comes after it".into(),
+            });
+        }
+        state.change(
+            &LINKS,
+            &Change(
+                [
+                    vec![Some(id.clone()), None, None, None],
+                    rest(found.rows.len() as i64, parent.is_some_and(|parent| parent.rows.len() == 1)),
+                ]
+                .concat(),
+            ),
+        );
+        state.change(&SLOTS, &Change(vec![Some(slot), Some(Value::Int(0)), Some(id), None]));
+        Ok(())
+    }
 }
 
 type AskFn = dyn Fn(&Key, BlockRef) -> (u64, Result<Option<String>, AskError>) + Send + Sync;

@@ -29,6 +29,7 @@ fn right(chain: &SyntheticChain, fork: ForkId, heights: HeightRange, holes: &Hol
     let (senders_table, totals_table) =
         (Table::new(&SENDERS).map_err(text)?, Table::new(&TOTALS).map_err(text)?);
     let mut right = Right { txs: Vec::new(), marks: Vec::new(), senders: BTreeMap::new(), totals: None };
+    let mut last_sender = Value::Null;
     for height in heights.iter() {
         let block = chain.block(fork, height);
         // Where there is a hole there are no rows of its mapper, and what is made of them goes on without.
@@ -46,6 +47,7 @@ fn right(chain: &SyntheticChain, fork: ForkId, heights: HeightRange, holes: &Hol
                 Some(Value::sum(U256::MAX)),
                 Some(Value::height(height)),
                 Some(Value::bytes(tx.id.as_bytes())),
+                Some(std::mem::replace(&mut last_sender, key.0[0].clone())),
                 None,
             ]);
             let old = right.senders.get(&key);
@@ -53,7 +55,13 @@ fn right(chain: &SyntheticChain, fork: ForkId, heights: HeightRange, holes: &Hol
             let row = change.apply(&senders_table, old, height).map_err(text)?;
             right.senders.insert(key, row);
         }
-        let change = Change(vec![Some(Value::text("all")), Some(Value::Int(1)), Some(Value::Int(new)), None]);
+        let change = Change(vec![
+            Some(Value::text("all")),
+            Some(Value::Int(1)),
+            Some(Value::Int(new)),
+            Some(last_sender.clone()),
+            None,
+        ]);
         right.totals = Some(change.apply(&totals_table, right.totals.as_ref(), height).map_err(text)?);
     }
     Ok(right)

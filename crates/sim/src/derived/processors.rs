@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Height, Parts, StoredBlock};
 use cairn_pipeline::derive::processor::{
-    AskError, Asked, Changes, Enricher, FaultLabels, FoldBlock, Folder, Malformed, Mapper, Output,
+    AskError, Asked, Changes, Enricher, FaultLabels, FoldBlock, FoldState, Folder, Malformed, Mapper, Output,
     ProcessError, Processor, ServiceInfo,
 };
 use cairn_store::derived::{
@@ -41,7 +41,7 @@ pub static MARKS: TableDef = TableDef {
     indexes: &[],
 };
 
-/// One row a sender.
+/// One row a sender. `before` sent the transaction before its last one: what other rows left, in chain order ([`Folder::fold_with_state`]).
 pub static SENDERS: TableDef = TableDef {
     name: "senders",
     service: "sender_worker",
@@ -52,13 +52,14 @@ pub static SENDERS: TableDef = TableDef {
         column("weight", ColumnType::Sum).merged(Merge::Sum),
         column("first_height", ColumnType::Int).merged(Merge::First),
         column("last_id", ColumnType::Bytes).nullable().merged(Merge::Last),
+        column("before", ColumnType::Bytes).nullable().merged(Merge::Last),
         column(LAST_HEIGHT, ColumnType::Int).merged(Merge::Last),
     ],
     key: &["sender"],
     indexes: &[IndexDef { name: "by_txs", columns: &["txs"] }],
 };
 
-/// One row for all: every block changes it, directly and through [`Folder::settled`].
+/// One row for all: every block changes it, directly, through [`Folder::settled`] and with the state before it.
 pub static TOTALS: TableDef = TableDef {
     name: "totals",
     service: "sender_worker",
@@ -67,6 +68,7 @@ pub static TOTALS: TableDef = TableDef {
         column("name", ColumnType::Text),
         column("blocks", ColumnType::Int).merged(Merge::Sum),
         column("senders", ColumnType::Int).merged(Merge::Sum),
+        column("last_sender", ColumnType::Bytes).nullable().merged(Merge::Last),
         column(LAST_HEIGHT, ColumnType::Int).merged(Merge::Last),
     ],
     key: &["name"],
@@ -250,6 +252,7 @@ impl Folder for SenderWorker {
                     Some(Value::height(block.facts.height)),
                     Some(row.0[2].clone()),
                     None,
+                    None,
                 ]),
             );
         }
@@ -262,10 +265,31 @@ impl Folder for SenderWorker {
             changes.change(&TOTALS, totals(0, 1));
         }
     }
+
+    fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
+        for row in block.rows[0] {
+            let totals = state.row(&TOTALS, Key(vec![Value::text("all")]));
+            let before = totals.map_or(Value::Null, |row| row.0[3].clone());
+            let sender = row.0[3].clone();
+            state.change(&SENDERS, &sent_after(sender.clone(), before));
+            state.change(&TOTALS, &last_sender(sender));
+        }
+        Ok(())
+    }
 }
 
 fn totals(blocks: i64, senders: i64) -> Change {
-    Change(vec![Some(Value::text("all")), Some(Value::Int(blocks)), Some(Value::Int(senders)), None])
+    Change(vec![Some(Value::text("all")), Some(Value::Int(blocks)), Some(Value::Int(senders)), None, None])
+}
+
+/// Who sent before.
+pub fn sent_after(sender: Value, before: Value) -> Change {
+    Change(vec![Some(sender), None, None, None, None, Some(before), None])
+}
+
+/// Who sent last of all.
+pub fn last_sender(sender: Value) -> Change {
+    Change(vec![Some(Value::text("all")), None, None, Some(sender), None])
 }
 
 struct NameWorker {
