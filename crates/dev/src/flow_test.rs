@@ -195,13 +195,7 @@ async fn compare(report: &mut Report, when: &str, node: &FlowNode, followers: &m
             let ledger = node.state().ledger.clone();
             let app = archive.app().await?;
             let snapshot = app.snapshot().await?;
-            let ages = GeneratorOptions::new(0);
-            let truth = Truth {
-                ledger: &ledger,
-                height: tip(node)?.0,
-                last_untold_height: ages.root_height + ages.old_heights - 1,
-                snapshot: &*snapshot,
-            };
+            let truth = Truth { ledger: &ledger, height: tip(node)?.0, snapshot: &*snapshot };
             Ok((
                 truth.balances().await,
                 truth.items().await,

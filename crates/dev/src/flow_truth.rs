@@ -30,8 +30,6 @@ const INLINE_MAX_BYTES: usize = 8_192;
 pub struct Truth<'l> {
     pub ledger: &'l Ledger,
     pub height: u64,
-    /// The last height at which no event told that an item was destroyed.
-    pub last_untold_height: u64,
     pub snapshot: &'l dyn DerivedSnapshot,
 }
 
@@ -67,12 +65,9 @@ impl Truth<'_> {
     pub async fn items(&self) -> Result<usize> {
         let items = self.ledger.items_at(self.height);
         let key = |(collection, id): &(ContractId, u64)| (contract(collection), id.to_string());
-        // Before Cadence 1.0 nothing told a burn from any other leaving.
-        let untold = self.ledger.items_at(self.last_untold_height);
-        let is_told = |of| !untold.get(of).is_some_and(|item| item.is_burned);
-        let truth = items.iter().map(|(of, item)| {
-            (key(of), (item.owner.map(|owner| owner.bare()), item.is_burned && is_told(of)))
-        });
+        let truth = items
+            .iter()
+            .map(|(of, item)| (key(of), (item.told_owner.map(|owner| owner.bare()), item.is_burn_told)));
         let truth = truth.collect();
         let collection = |row: crate::flow_archive::Named<'_>| -> Result<_> {
             let collection = (
@@ -88,7 +83,7 @@ impl Truth<'_> {
         let compared = same("nft_ownership", &truth, &found)?;
         let truth: BTreeMap<_, _> = items
             .iter()
-            .filter_map(|(of, item)| Some(((key(of), item.owner?.bare()), "1".to_owned())))
+            .filter_map(|(of, item)| Some(((key(of), item.told_owner?.bare()), "1".to_owned())))
             .collect();
         let found = self.table(&NFT_HOLDINGS).await?.map(|row| {
             let entry = (
@@ -102,7 +97,7 @@ impl Truth<'_> {
 
     /// `account_keys` and `flow_accounts`: every account that was created, and every key that it was ever given, as far as an event said it.
     pub async fn keys(&self) -> Result<usize> {
-        let (mut keys, mut accounts, mut unsaid) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (mut keys, mut accounts, mut in_doubt) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         for (address, account) in self.ledger.accounts.all_at(self.height) {
             let Some(created) = account.created_height else { continue };
             accounts
@@ -110,8 +105,8 @@ impl Truth<'_> {
             for (index, key) in account.keys.iter().enumerate() {
                 let place = (address.bare(), index.to_string());
                 // The oldest form names a revoked key by its bytes alone, and an account may have the same key twice.
-                if key.revoked == Some(KeyForm::Rlp) {
-                    unsaid.insert(place.clone());
+                if key.is_in_doubt {
+                    in_doubt.insert(place.clone());
                 }
                 let is_told = key.told != Some(KeyForm::Struct);
                 let said = |number: String| Some(number).filter(|_| is_told);
@@ -120,7 +115,7 @@ impl Truth<'_> {
                     Some(key.sign_algo.to_string()),
                     said(key.hash_algo.to_string()),
                     said(key.weight.to_string()),
-                    key.revoked.is_some() && !unsaid.contains(&place),
+                    key.revoked.is_some() && !in_doubt.contains(&place),
                 );
                 keys.insert(place, value);
             }
@@ -128,7 +123,7 @@ impl Truth<'_> {
         let found = self.table(&ACCOUNT_KEYS).await?.map(|row| {
             let place =
                 (row.hex("address")?.unwrap_or_default(), row.digits("key_index")?.unwrap_or_default());
-            let is_revoked = row.boolean("is_revoked")? && !unsaid.contains(&place);
+            let is_revoked = row.boolean("is_revoked")? && !in_doubt.contains(&place);
             let value = (
                 row.hex("public_key")?,
                 row.digits("sign_algo")?,

@@ -349,6 +349,9 @@ fn a_rollback_forgets_no_table() {
             let mut events = vec![
                 about("flow.AccountCreated", 4, &[]),
                 key_added(4, &[1; 64], Some(0)),
+                old_key_added(4, &[2; 64], 1_000),
+                old_key_added(4, &[2; 64], 1_000),
+                old_key_revoked(4, &[2; 64], 1_000),
                 contract_set("Added", 4, "Cats", [1; 32]),
                 deposited(COIN, 7, Some(3), 30, 31),
                 item_deposited(CATS, 1, Some(1)),

@@ -36,13 +36,13 @@ fn f04_flow_blocks_without_an_evm_block_are_counted_and_a_gap_is_named() {
         assert_eq!((of("from_evm_height"), of("to_evm_height")), (vec!["7".into()], vec!["7".into()]));
         assert_eq!((of("kind"), of("seen_at_height")), (vec!["gap".into()], vec!["13".into()]));
         // One error. The block after the gap names a parent that is missing, and that is the same fault.
-        let said: Vec<_> = state.malformed.iter().map(|one| (one.severity, one.message.as_str())).collect();
+        let said: Vec<_> = state.errors.iter().map(|one| (one.severity, one.message.as_str())).collect();
         let want = "EVM blocks 7 to 7 are missing: block 8 follows block 6";
         assert_eq!(said, [(Severity::Fatal, want)], "chunks of {chunk}");
     }
     let whole = [(10, Some(5)), (11, None), (12, Some(6))].map(|(height, evm)| evm_block(height, evm));
     let state = folded(names::EVM_CHAIN_WORKER, &whole, 2);
-    assert_eq!(state.malformed, []);
+    assert_eq!(state.errors, []);
     assert!(state.table("evm_gaps").is_empty());
 }
 
@@ -67,7 +67,7 @@ fn f04_evm_blocks_that_come_again_or_have_another_parent_are_named() {
         kinds.sort();
         assert_eq!(kinds, ["fork", "repeat"]);
         assert_eq!(column("evm_chain", &state.table("evm_chain"), "missing_count"), ["0"]);
-        assert_eq!(state.malformed.len(), 2);
+        assert_eq!(state.errors.len(), 2);
     }
 }
 
@@ -106,6 +106,81 @@ fn keys_are_counted_where_events_leave_their_index_out() {
         assert_eq!(of("created_height"), ["1", "null", "null"]);
         assert_eq!(first.get_or_insert_with(|| state.rows.clone()), &state.rows, "chunks of {chunk}");
     }
+}
+
+#[test]
+fn a_key_that_is_revoked_by_its_bytes_is_revoked() {
+    let added = |byte: u8, weight| old_key_added(4, &[byte; 64], weight);
+    let revoked = |byte: u8, weight| old_key_revoked(4, &[byte; 64], weight);
+    let blocks = [
+        flow_block(1, &[with(vec![about("flow.AccountCreated", 4, &[]), added(1, 1000), added(2, 1000)])]),
+        // Added and revoked in one block; and one whose bytes another key has with another weight.
+        flow_block(2, &[with(vec![added(3, 1000), added(2, 1), revoked(3, 1000), revoked(2, 1)])]),
+        flow_block(3, &[with(vec![revoked(1, 1000), key_added(4, &[5; 64], None)])]),
+        // Of a key that no event told of, and of an account that has none.
+        flow_block(4, &[with(vec![revoked(9, 1000), old_key_revoked(5, &[1; 64], 1000)])]),
+        // One that is told without its weight may be meant too.
+        flow_block(5, &[with(vec![revoked(5, 1000)])]),
+    ];
+    let mut first = None;
+    for chunk in 1..=5 {
+        let state = folded(names::ACCOUNT_STATE_WORKER, &blocks, chunk);
+        let keys = state.table("account_keys");
+        let of = |name: &str| column("account_keys", &keys, name);
+        assert_eq!(of("key_index"), ["0", "1", "2", "3", "4"]);
+        assert_eq!(of("is_revoked"), ["true", "false", "true", "true", "true"]);
+        assert_eq!(of("last_height"), ["3", "1", "2", "2", "5"]);
+        assert!(state.table("unplaced_key_revocations").is_empty());
+        assert_eq!(state.errors, []);
+        assert_eq!(first.get_or_insert_with(|| state.rows.clone()), &state.rows, "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn which_of_two_equal_keys_was_revoked_is_left_open_until_it_is_known() {
+    let key = [7; 64];
+    let start = || {
+        vec![about("flow.AccountCreated", 4, &[]), old_key_added(4, &key, 1000), old_key_added(4, &key, 1000)]
+    };
+    let blocks = [
+        flow_block(1, &[with(start())]),
+        flow_block(2, &[with(vec![old_key_revoked(4, &key, 1000)])]),
+        // A third one, which that revocation can't mean.
+        flow_block(3, &[with(vec![old_key_added(4, &key, 1000)])]),
+        // The second: so it was the first.
+        flow_block(4, &[with(vec![key_revoked(4, 1)])]),
+        flow_block(5, &[with(vec![old_key_revoked(4, &key, 1000)])]),
+    ];
+    let wanted = [
+        (["false", "false"].as_slice(), "0"),
+        (&["false", "false"], "1"),
+        (&["false", "false", "false"], "1"),
+        (&["true", "true", "false"], "0"),
+        (&["true", "true", "true"], "0"),
+    ];
+    for (upto, (is_revoked, count)) in (1..).zip(wanted) {
+        let mut first = None;
+        for chunk in 1..=upto {
+            let state = folded(names::ACCOUNT_STATE_WORKER, &blocks[..upto], chunk);
+            let keys = state.table("account_keys");
+            assert_eq!(
+                column("account_keys", &keys, "is_revoked"),
+                is_revoked,
+                "{upto} in chunks of {chunk}"
+            );
+            let unplaced = state.table("unplaced_key_revocations");
+            let counts = column("unplaced_key_revocations", &unplaced, "revocation_count");
+            assert_eq!(counts.first().map_or("0", String::as_str), count);
+            assert_eq!(first.get_or_insert_with(|| state.rows.clone()), &state.rows, "chunks of {chunk}");
+        }
+    }
+    // As many revocations as keys: all of them.
+    let both = [
+        flow_block(1, &[with(start())]),
+        flow_block(2, &[with(vec![old_key_revoked(4, &key, 1000), old_key_revoked(4, &key, 1000)])]),
+    ];
+    let state = folded(names::ACCOUNT_STATE_WORKER, &both, 2);
+    assert_eq!(column("account_keys", &state.table("account_keys"), "is_revoked"), ["true", "true"]);
 }
 
 #[test]
@@ -157,6 +232,65 @@ fn a_burn_does_not_keep_the_owner_and_an_item_that_comes_back_is_not_made_twice(
         let items = away.table("nft_ownership");
         assert_eq!(column("nft_ownership", &items, "owner"), ["null".into(), shown(1)]);
         assert_eq!(column("nft_ownership", &items, "is_burned"), ["false", "false"]);
+    }
+}
+
+#[test]
+fn an_item_that_is_destroyed_with_its_collection_has_no_owner_any_more() {
+    let blocks = [
+        flow_block(1, &[with((1..=5).map(|id| item_deposited(CATS, id, Some(1))).collect())]),
+        // To another account, and out of any.
+        flow_block(
+            2,
+            &[with(vec![
+                item_withdrawn(CATS, 2, Some(1)),
+                item_deposited(CATS, 2, Some(2)),
+                item_withdrawn(CATS, 5, Some(1)),
+            ])],
+        ),
+        // Account 1's collection: one item is told by its own contract too, which knows the collection, one by the standard alone; of one that was never seen too.
+        flow_block(
+            3,
+            &[with(vec![
+                item_destroyed(CATS, CATS, 1),
+                item_destroyed(NFT, CATS, 1),
+                item_destroyed(NFT, CATS, 3),
+                item_destroyed(NFT, CATS, 99),
+            ])],
+        ),
+        // What lay in no account; and one that came and went in one block.
+        flow_block(
+            4,
+            &[
+                with(vec![item_destroyed(NFT, CATS, 5)]),
+                FlowTx { proposer: 9, ..with(vec![item_deposited(CATS, 6, Some(2))]) },
+                FlowTx { proposer: 8, ..with(vec![item_destroyed(NFT, CATS, 6)]) },
+            ],
+        ),
+    ];
+    let mut first = None;
+    for chunk in 1..=4 {
+        let state = folded(names::NFT_OWNERSHIP_WORKER, &blocks, chunk);
+        let items = state.table("nft_ownership");
+        let of = |name: &str| column("nft_ownership", &items, name);
+        assert_eq!(of("nft_id"), ["1", "2", "3", "4", "5", "6"]);
+        let nobody = || "null".to_owned();
+        assert_eq!(of("owner"), [nobody(), shown(2), nobody(), shown(1), nobody(), nobody()]);
+        assert_eq!(of("is_burned"), ["true", "false", "true", "false", "true", "true"]);
+        assert_eq!(of("net_minted"), ["0", "1", "0", "1", "0", "0"]);
+        assert_eq!(of("transfer_count"), ["2", "2", "1", "1", "2", "1"]);
+        let held = state.table("nft_holdings");
+        let of = |name: &str| column("nft_holdings", &held, name);
+        let held: Vec<_> = of("nft_id").into_iter().zip(of("address")).zip(of("is_held")).collect();
+        let held: Vec<_> =
+            held.iter().filter(|(_, is_held)| is_held == "true").map(|(held, _)| held).collect();
+        assert_eq!(held, [&("2".to_owned(), shown(2)), &("4".to_owned(), shown(1))]);
+        let owners = state.table("nft_owners");
+        assert_eq!(column("nft_owners", &owners, "balance"), ["1", "1"]);
+        let collections = state.table("nft_collection_stats");
+        assert_eq!(column("nft_collection_stats", &collections, "item_count"), ["2"]);
+        assert_eq!(column("nft_collection_stats", &collections, "owner_count"), ["2"]);
+        assert_eq!(first.get_or_insert_with(|| state.rows.clone()), &state.rows, "chunks of {chunk}");
     }
 }
 

@@ -154,11 +154,13 @@ fn items_that_are_destroyed_are_burnt_however_that_is_told() {
             (shown(1), nobody(), "6".into(), false, false),
         ]
     );
-    assert_eq!(
-        told(&tables, "nft_resources", "is_destroyed"),
-        ["true"],
-        "what names no collection isn't lost"
-    );
+    // What names no collection isn't lost; which resource an item is, its movement says.
+    let mut resources = told(&tables, "nft_resources", "token_id");
+    resources.sort();
+    assert_eq!(resources, ["6", "8"]);
+    let mut destroyed = told(&tables, "nft_resources", "is_destroyed");
+    destroyed.sort();
+    assert_eq!(destroyed, ["false", "true"]);
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub struct Key {
     pub weight: u32,
     /// How an event told that it was revoked; `None`: it wasn't.
     pub revoked: Option<KeyForm>,
+    /// Whether events leave open if it is revoked: one that it shares its bytes with was revoked by them, or it was.
+    pub is_in_doubt: bool,
     /// How an event told of it; `None`: none did, the account is as old as the chain.
     pub told: Option<KeyForm>,
 }
@@ -100,6 +102,25 @@ pub struct Item {
     pub owner: Option<FlowAddress>,
     /// Whether it was destroyed.
     pub is_burned: bool,
+    /// Whether a movement told which resource it is.
+    pub is_resource_told: bool,
+    /// Who has it as far as events tell: the last owner still, where it was destroyed with its collection and nothing told which item that was.
+    pub told_owner: Option<FlowAddress>,
+    /// Whether events tell that it was destroyed.
+    pub is_burn_told: bool,
+}
+
+impl Item {
+    /// It has this owner now, as a movement told.
+    pub fn moved(self, owner: Option<FlowAddress>, is_resource_told: bool) -> Item {
+        Item { owner, told_owner: owner, is_resource_told: self.is_resource_told || is_resource_told, ..self }
+    }
+
+    /// It is destroyed.
+    pub fn destroyed(self, is_told: bool) -> Item {
+        let told_owner = if is_told { None } else { self.told_owner };
+        Item { owner: None, is_burned: true, told_owner, is_burn_told: is_told, ..self }
+    }
 }
 
 /// An account of the EVM.

@@ -46,8 +46,11 @@ struct Sums {
     owners: BTreeMap<(String, u64), Option<FlowAddress>>,
 }
 
+/// Which item a resource is.
+type Resources = BTreeMap<u64, (String, u64)>;
+
 impl Sums {
-    fn add(&mut self, block: &DecodedBlock) {
+    fn add(&mut self, block: &DecodedBlock, resources: &mut Resources) {
         for tx in &block.transactions {
             let moves = TokenMoves::of(&tx.events, NETWORK);
             assert_eq!(moves.malformed, []);
@@ -60,7 +63,15 @@ impl Sums {
                 }
             }
             for one in moves.non_fungible {
-                self.owners.insert((one.collection, one.id), one.to);
+                let item = (one.collection, one.id);
+                resources.extend(one.uuid.map(|uuid| (uuid, item.clone())));
+                self.owners.insert(item, one.to);
+            }
+            // With its collection: whose it was isn't told.
+            for one in moves.destroyed {
+                if let Some(item) = resources.get(&one.uuid) {
+                    self.owners.insert(item.clone(), None);
+                }
             }
         }
         self.balances.retain(|_, balance| *balance != 0);
@@ -74,7 +85,7 @@ impl Sums {
                 .map(|((token, owner), balance)| ((token.to_string(), owner), balance.into()))
                 .collect(),
             owners: owners
-                .map(|((collection, id), item)| ((collection.to_string(), id), item.owner))
+                .map(|((collection, id), item)| ((collection.to_string(), id), item.told_owner))
                 .collect(),
         }
     }
@@ -90,7 +101,8 @@ async fn a_generated_chain_is_whole_and_has_the_ledgers_balances_owners_and_evm_
     assert_eq!(blocks.len(), 500);
     let state = node.state();
     let ledger = &state.ledger;
-    let (mut sums, mut evm, mut evm_tip) = (Sums::default(), 0, None);
+    let (mut sums, mut resources) = (Sums::default(), Resources::new());
+    let (mut evm, mut evm_tip) = (0, None);
     let mut kinds = BTreeSet::new();
     let (mut large, mut failed, mut keys, mut system) = (0, 0, 0, BTreeSet::new());
     for (raw, next) in blocks.iter().zip(blocks.iter().skip(1).map(Some).chain([None])) {
@@ -99,7 +111,7 @@ async fn a_generated_chain_is_whole_and_has_the_ledgers_balances_owners_and_evm_
         let block = decoded(raw);
         let slices = FlowLayout::new(NETWORK).slices(raw).expect("can be cut");
         assert_eq!(slices.events.len(), raw.facts.log_count as usize);
-        sums.add(&block);
+        sums.add(&block, &mut resources);
         assert_eq!(sums, Sums::of(ledger, height), "height {height}");
         let mut executed = Vec::new();
         for (tx, truth) in block.transactions.iter().zip(&ledger.transactions[&height]) {
@@ -185,16 +197,16 @@ async fn sealed_blocks_are_undone_and_the_ledger_with_them() {
     generator.rollback(20);
     generator.grow(30);
     assert_eq!(Sums::of(&node.state().ledger, 1_179), {
-        let mut sums = Sums::default();
-        before[..180].iter().for_each(|raw| sums.add(&decoded(raw)));
+        let (mut sums, mut resources) = (Sums::default(), Resources::new());
+        before[..180].iter().for_each(|raw| sums.add(&decoded(raw), &mut resources));
         sums
     });
     let after = all(&source, &options).await;
     assert_eq!(after.len(), 207);
     assert_eq!(before[..180], after[..180]);
     assert!(before[180..].iter().zip(&after[180..]).all(|(before, after)| before.facts.id != after.facts.id));
-    let mut sums = Sums::default();
-    after.iter().for_each(|raw| sums.add(&decoded(raw)));
+    let (mut sums, mut resources) = (Sums::default(), Resources::new());
+    after.iter().for_each(|raw| sums.add(&decoded(raw), &mut resources));
     assert_eq!(sums, Sums::of(&node.state().ledger, 1_206));
     assert_ne!(kept, Sums::of(&node.state().ledger, 1_180));
 }

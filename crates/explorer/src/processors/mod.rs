@@ -74,7 +74,7 @@ pub static FLOW: &[Registration] = &[
     Registration { service: &flow::tx_metrics::SERVICE, make: flow::tx_metrics::make },
     Registration { service: &flow::tx_contracts::SERVICE, make: flow::tx_contracts::make },
     Registration { service: &ft_holdings::SERVICE, make: ft_holdings::make_flow },
-    Registration { service: &nft_ownership::SERVICE, make: nft_ownership::make },
+    Registration { service: &flow::nft_ownership::SERVICE, make: flow::nft_ownership::make },
     Registration { service: &flow::account_state::SERVICE, make: flow::account_state::make },
     Registration { service: &flow::evm_chain::SERVICE, make: flow::evm_chain::make },
     Registration { service: &stats::SERVICE, make: stats::make },

@@ -1,18 +1,16 @@
-//! `nft_ownership_worker`: owners of NFTs, folded from `nft_transfers` in chain order.
+//! `nft_ownership_worker` of EVM chains: owners of NFTs, folded from `nft_transfers` in chain order. Flow's is `flow::nft_ownership`.
 //!
 //! An item of a kind with one owner belongs to whoever got it last; burnt, to nobody, and its row stays. Items that many hold (ERC-1155)
-//! have their owners in `nft_holdings`, where those with one owner are too, so that one walk lists what an address holds. On Flow an item may
-//! leave its account and come back, which no event tells from a burn and a mint: there an item counts as minted while it isn't destroyed.
+//! have their owners in `nft_holdings`, where those with one owner are too, so that one walk lists what an address holds.
 
 use std::sync::Arc;
 
 use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Change, Row, Sum, TableDef, U256, Value};
+use cairn_store::derived::{Change, Row, Sum, TableDef, Value};
 
 use super::Settings;
 use super::ft_holdings::is_above_zero;
 use crate::decode::evm::TokenKind;
-use crate::decode::flow::NFT_KIND as CADENCE_KIND;
 use crate::names::{NFT_OWNERSHIP_WORKER, TOKEN_WORKER};
 use crate::tables::nfts::{
     ItemChange, NFT_BALANCE, NFT_COLLECTION_STATS, NFT_HOLDINGS, NFT_IS_BURNED, NFT_KIND, NFT_NET_MINTED,
@@ -84,10 +82,10 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
     let amount = Sum::from(transfer.amount);
     let (giver, taker) = (parties.giver(), parties.taker());
     let mut minted = Sum::ZERO;
-    if parties.is_mint && transfer.kind != CADENCE_KIND {
+    if parties.is_mint {
         minted = minted + amount;
     }
-    if parties.is_burn && transfer.kind != CADENCE_KIND {
+    if parties.is_burn {
         minted = minted + -amount;
     }
     let one_owner = has_one_owner(&transfer.kind);
@@ -108,7 +106,9 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
     }
     for (address, by) in [(giver, -amount), (taker, amount)] {
         if let Some(address) = address {
-            changes.change(&NFT_HOLDINGS, nft_holding(collection, transfer.token_id, address, by));
+            // Whether it is held is known when the row is settled.
+            let holding = nft_holding(collection, transfer.token_id, address, by, false);
+            changes.change(&NFT_HOLDINGS, holding);
             changes.change(&NFT_OWNERS, nft_owner(collection, address, by));
         }
     }
@@ -121,11 +121,6 @@ fn settle_item(before: Option<&Row>, after: &Row, changes: &mut Changes) {
         changes.change(&NFT_OWNERSHIP, only(after, &[0, 1, 2], NFT_IS_BURNED, Value::Bool(false)));
     }
     let was_there = before.is_some_and(|row| !is_burnt(row));
-    let is_of_flow = after.0.get(NFT_KIND).and_then(Value::as_text) == Some(CADENCE_KIND);
-    if is_of_flow && was_there == is_burned {
-        let by = if is_burned { -Sum::from(U256::from(1)) } else { Sum::from(U256::from(1)) };
-        changes.change(&NFT_OWNERSHIP, only(after, &[0, 1, 2], NFT_NET_MINTED, Value::Sum(Box::new(by))));
-    }
     count(after, i64::from(!is_burned) - i64::from(was_there), 0, changes);
 }
 

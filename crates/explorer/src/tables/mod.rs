@@ -143,6 +143,13 @@ impl<'a> Fields<'a> {
         self.take("text", Value::as_text)
     }
 
+    pub fn opt_text(&mut self) -> Result<Option<String>, RowError> {
+        self.take("text", |value| match value {
+            Value::Null => Some(None),
+            value => value.as_text().map(|text| Some(text.to_owned())),
+        })
+    }
+
     pub fn amount(&mut self) -> Result<U256, RowError> {
         self.take("amount", Value::as_amount)
     }

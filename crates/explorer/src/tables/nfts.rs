@@ -30,6 +30,8 @@ pub static NFT_OWNERSHIP: TableDef = TableDef {
     indexes: &[],
 };
 
+/// The place of `owner` in a row of [`NFT_OWNERSHIP`].
+pub const NFT_OWNER: usize = 4;
 /// The place of `is_burned` in a row of [`NFT_OWNERSHIP`].
 pub const NFT_IS_BURNED: usize = 5;
 /// The place of `kind`.
@@ -100,15 +102,21 @@ pub static NFT_HOLDINGS: TableDef = TableDef {
 /// The place of `balance` in a row of [`NFT_HOLDINGS`].
 pub const NFT_BALANCE: usize = 4;
 
-/// A change of a holding of an item. `is_held` is false until the row is settled.
-pub fn nft_holding(collection: (&Bytes, &str), nft_id: U256, address: &Bytes, by: Sum) -> Change {
+/// A change of a holding of an item.
+pub fn nft_holding(
+    collection: (&Bytes, &str),
+    nft_id: U256,
+    address: &Bytes,
+    by: Sum,
+    is_held: bool,
+) -> Change {
     Change(vec![
         Some(Value::Bytes(collection.0.clone())),
         Some(Value::text(collection.1)),
         Some(Value::Amount(nft_id)),
         Some(Value::Bytes(address.clone())),
         Some(Value::Sum(Box::new(by))),
-        Some(Value::Bool(false)),
+        Some(Value::Bool(is_held)),
         None,
     ])
 }

@@ -392,6 +392,26 @@ pub fn key_revoked(number: u64, index: u64) -> (String, String) {
     about("flow.AccountKeyRemoved", number, &[("publicKey", value("Int", index.to_string()))])
 }
 
+/// As the oldest events say it: `RLP([key, algorithm, hash algorithm, weight])`, all of ECDSA_P256 and SHA3_256.
+pub fn old_key_added(number: u64, key: &[u8], weight: u64) -> (String, String) {
+    about("flow.AccountKeyAdded", number, &[("publicKey", byte_list(&rlp_key(key, &[2, 3, weight])))])
+}
+
+/// The key as it is stored, revoked.
+pub fn old_key_revoked(number: u64, key: &[u8], weight: u64) -> (String, String) {
+    about("flow.AccountKeyRemoved", number, &[("publicKey", byte_list(&rlp_key(key, &[2, 3, weight, 0, 1])))])
+}
+
+fn rlp_key(key: &[u8], numbers: &[u64]) -> Vec<u8> {
+    let mut inner = Vec::new();
+    Encodable::encode(key, &mut inner);
+    numbers.iter().for_each(|number| Encodable::encode(number, &mut inner));
+    let mut whole = Vec::new();
+    alloy_rlp::Header { list: true, payload_length: inner.len() }.encode(&mut whole);
+    whole.extend(inner);
+    whole
+}
+
 /// A contract that is `Added`, `Updated` or `Removed`.
 pub fn contract_set(change: &str, number: u64, name: &str, code_hash: [u8; 32]) -> (String, String) {
     let fields = [("codeHash", byte_list(&code_hash)), ("contract", value("String", name))];

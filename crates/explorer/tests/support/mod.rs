@@ -10,8 +10,9 @@ use alloy_primitives::{Address, B256, U256, hex, keccak256};
 use cairn_core::{Height, StoredBlock};
 use cairn_evm::{ChainProfile, from_rpc};
 use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
-use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, Malformed, Output, Processor};
-use cairn_store::derived::{Catalog, Change, Key, Row, Value};
+use cairn_pipeline::derive::processor::{Malformed, Output, Processor};
+use cairn_pipeline::derive::state::{ChunkInput, ChunkState, Found, Lookup};
+use cairn_store::derived::{Catalog, Key, Row, Value};
 use serde_json::{Value as Json, json};
 
 /// A log of a made-up transaction.
@@ -212,7 +213,8 @@ pub struct Folded {
     catalog: Catalog,
     processors: Vec<Processor>,
     pub rows: BTreeMap<(&'static str, Key), Row>,
-    pub malformed: Vec<Malformed>,
+    pub errors: Vec<Malformed>,
+    events: BTreeMap<&'static str, Vec<Row>>,
 }
 
 impl Folded {
@@ -221,7 +223,7 @@ impl Folded {
     }
 
     pub fn by(catalog: Catalog, processors: Vec<Processor>) -> Folded {
-        Folded { catalog, processors, rows: BTreeMap::new(), malformed: Vec::new() }
+        Folded { catalog, processors, rows: BTreeMap::new(), errors: Vec::new(), events: BTreeMap::new() }
     }
 
     /// All rows of a table, by key.
@@ -229,73 +231,60 @@ impl Folded {
         self.rows.iter().filter(|((table, _), _)| *table == name).map(|(_, row)| row.clone()).collect()
     }
 
-    /// Folds a chunk of blocks as the pipeline does: once without what follows from settled rows, to learn what that is, and once with it.
+    /// Folds a chunk of blocks as the pipeline does, with these rows in place of a store.
     pub fn fold(&mut self, name: &str, blocks: &[(StoredBlock, Tables)]) {
         let Processor::Folder(folder) = processor(&self.processors, name) else { panic!("{name}") };
-        let mut malformed = Vec::new();
-        let changes: Vec<_> = blocks
+        let of_chunk: Vec<Vec<Row>> = folder
+            .reads()
             .iter()
-            .map(|(block, tables)| {
-                let (changes, errors) = fold_block(&*folder, block, tables);
-                malformed.extend(errors);
-                changes
+            .map(|def| {
+                blocks.iter().filter_map(|(_, tables)| tables.get(def.name)).flatten().cloned().collect()
             })
             .collect();
-        let mut first = self.rows.clone();
-        let mut more = Vec::new();
-        for ((block, _), changes) in blocks.iter().zip(&changes) {
-            let mut settled = Changes::default();
-            let before = self.lay(&mut first, block.facts.height, changes);
-            for ((table, key), before) in before {
-                folder.settled(table, before.as_ref(), &first[&(table, key)], &mut settled);
+        for (def, rows) in folder.reads().iter().zip(&of_chunk) {
+            self.events.entry(def.name).or_default().extend(rows.iter().cloned());
+        }
+        let stored = blocks.iter().map(|(block, _)| block.clone()).collect();
+        let input = ChunkInput::fold(&*folder, stored, of_chunk).unwrap();
+        let mut state = ChunkState::new(&*folder, &self.catalog, Height(0)).unwrap();
+        let mut missing = state.touched_by(&input).unwrap();
+        let (state, errors) = loop {
+            for (table, key) in missing.places {
+                let row = self.rows.get(&(table, key.clone())).cloned();
+                state.give(table, key, row);
             }
-            let (changes, errors) = settled.into_parts();
-            malformed.extend(errors);
-            more.push(changes);
-        }
-        self.malformed.extend(malformed);
-        let mut rows = std::mem::take(&mut self.rows);
-        for (((block, _), changes), more) in blocks.iter().zip(&changes).zip(&more) {
-            let all: Vec<_> = changes.iter().chain(more).cloned().collect();
-            self.lay(&mut rows, block.facts.height, &all);
-        }
-        self.rows = rows;
-        for (table, key) in self.rows.keys() {
-            let def = self.catalog.table(table).unwrap().def();
-            assert_eq!(def.service, name, "{key:?}");
+            for lookup in missing.lookups {
+                let found = self.look(&lookup);
+                state.give_found(lookup, found);
+            }
+            let mut worked = state.clone();
+            let (errors, more) = worked.run(&*folder, &input).unwrap();
+            if more.is_empty() {
+                break (worked, errors);
+            }
+            missing = more;
+        };
+        self.errors.extend(errors.into_iter().map(|(_, what)| what));
+        for rows in state.into_rows() {
+            let table = self.catalog.table(rows.table).unwrap().clone();
+            assert_eq!(table.def().service, name);
+            for changed in rows.rows {
+                self.rows.insert((table.name(), table.key_of(&changed.row)), changed.row);
+            }
         }
     }
 
-    fn lay(
-        &self,
-        rows: &mut BTreeMap<(&'static str, Key), Row>,
-        height: Height,
-        changes: &[(&'static str, Change)],
-    ) -> BTreeMap<(&'static str, Key), Option<Row>> {
-        let mut before = BTreeMap::new();
-        for (name, change) in changes {
-            let table = self.catalog.table(name).unwrap();
-            let place = (*name, change.key(table).unwrap());
-            let old = rows.get(&place).cloned();
-            rows.insert(place.clone(), change.apply(table, old.as_ref(), height).unwrap());
-            before.entry(place).or_insert(old);
-        }
-        before
+    fn look(&self, lookup: &Lookup) -> Found {
+        let columns = self.catalog.table(lookup.table).unwrap().index_columns(lookup.index).unwrap();
+        let state = self.rows.iter().filter(|((name, _), _)| *name == lookup.table).map(|(_, row)| row);
+        let all = state.chain(self.events.get(lookup.table).into_iter().flatten());
+        let fits = |row: &&Row| columns.iter().zip(&lookup.prefix).all(|(&at, value)| row.0[at] == *value);
+        let mut rows: Vec<Row> = all.filter(fits).cloned().collect();
+        rows.sort_by_cached_key(|row| columns.iter().map(|&at| row.0[at].clone()).collect::<Vec<_>>());
+        let is_whole = rows.len() <= lookup.limit;
+        rows.truncate(lookup.limit);
+        Found { rows, is_whole }
     }
-}
-
-fn fold_block(
-    folder: &dyn Folder,
-    block: &StoredBlock,
-    tables: &Tables,
-) -> (Vec<(&'static str, Change)>, Vec<Malformed>) {
-    let empty = Vec::new();
-    let rows: Vec<&[Row]> =
-        folder.reads().iter().map(|def| tables.get(def.name).unwrap_or(&empty).as_slice()).collect();
-    let mut changes = Changes::default();
-    let stored = Some(block).filter(|_| !folder.parts().is_empty());
-    folder.fold(&FoldBlock { facts: &block.facts, stored, rows: &rows }, &mut changes).unwrap();
-    changes.into_parts()
 }
 
 /// The public test suite's blocks 1 to 54.

@@ -58,12 +58,17 @@ impl World {
 
     /// Runs every processor up to the tip, and the reorgs in between.
     pub async fn derive(&self) {
+        self.derive_by(3).await;
+    }
+
+    /// The same in chunks of at most so many heights.
+    pub async fn derive_by(&self, chunk_heights: u64) {
         let options = DeriveOptions {
             exit_when_caught_up: true,
             compute: Compute::Inline,
             poll_ms: 2,
-            range_heights: 5,
-            chunk_heights: 3,
+            range_heights: 7,
+            chunk_heights,
             apply_rows: 7,
             ..DeriveOptions::new("test")
         };

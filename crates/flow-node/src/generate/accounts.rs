@@ -61,20 +61,24 @@ impl BlockBuilder<'_> {
     fn give_key(&mut self, tx: &mut Tx, address: FlowAddress) {
         let mut account = self.account(address);
         let index = account.keys.len();
-        // At times the same key again: an index of its own all the same.
-        let public_key: Vec<u8> = match account.keys.last().filter(|_| index % 3 == 2) {
-            Some(last) => last.public_key.clone(),
-            None => [hash(&[b"key", &address.0, &index.to_be_bytes(), &self.height.to_be_bytes()]), [7; 32]]
-                .concat(),
-        };
         let told = self.key_form();
+        let of_its_own = hash(&[b"key", &address.0, &index.to_be_bytes(), &self.height.to_be_bytes()]);
         let key = Key {
-            public_key,
+            public_key: [of_its_own, [7; 32]].concat(),
             sign_algo: self.rng.random_range(1..=2),
             hash_algo: if self.chance(50) { 1 } else { 3 },
             weight: [1000, 500, 1][self.rng.random_range(0..3)],
             revoked: None,
+            is_in_doubt: false,
             told: Some(told),
+        };
+        // At times the same key again, with all it has or its bytes alone: an index of its own all the same.
+        let key = match account.keys.last() {
+            Some(last) if index % 3 == 1 => {
+                Key { told: Some(told), revoked: None, is_in_doubt: false, ..last.clone() }
+            }
+            Some(last) if index % 3 == 2 => Key { public_key: last.public_key.clone(), ..key },
+            _ => key,
         };
         let public = cdc::bytes(&key.public_key);
         let algorithm = cdc::enumeration("SignatureAlgorithm", key.sign_algo);
@@ -128,22 +132,13 @@ impl BlockBuilder<'_> {
         let index = alive[self.rng.random_range(0..alive.len())];
         tx.scripted(Vec::new(), "revoke a key");
         tx.argument(&cdc::number("Int", index));
-        let key = &mut account.keys[index];
-        // The oldest form names the key by its bytes, so it can't tell which of two equal ones it was.
-        let is_twice =
-            |key: &Key, keys: &[Key]| keys.iter().filter(|other| rlp_of(other) == rlp_of(key)).count() > 1;
-        let told = match self.key_form() {
-            KeyForm::Rlp => {
-                let key = key.clone();
-                if is_twice(&key, &account.keys) || key.told != Some(KeyForm::Rlp) {
-                    return self.add_key(tx, actor);
-                }
-                cdc::bytes(&stored_rlp_of(&key))
-            }
+        let told = self.key_form();
+        let named = match told {
+            KeyForm::Rlp => cdc::bytes(&stored_rlp_of(&account.keys[index])),
             _ => cdc::number("Int", index),
         };
-        account.keys[index].revoked = Some(self.key_form());
-        tx.event("flow.AccountKeyRemoved", &[("address", cdc::address(actor)), ("publicKey", told)]);
+        revoke(&mut account.keys, index, told);
+        tx.event("flow.AccountKeyRemoved", &[("address", cdc::address(actor)), ("publicKey", named)]);
         self.set_account(actor, account);
     }
 
@@ -187,6 +182,28 @@ impl BlockBuilder<'_> {
         ];
         tx.event(event, &fields);
         self.set_account(actor, account);
+    }
+}
+
+/// The oldest form names the key by its bytes, so it doesn't tell which of equal ones it was. When all of them are revoked, that is known all the same.
+fn revoke(keys: &mut [Key], index: usize, told: KeyForm) {
+    let bytes = rlp_of(&keys[index]);
+    let mut equal: Vec<&mut Key> = Vec::new();
+    for (at, key) in keys.iter_mut().enumerate() {
+        let is_open = key.revoked.is_none() || key.is_in_doubt;
+        if at == index {
+            key.revoked = Some(told);
+            key.is_in_doubt = false;
+        }
+        if is_open && rlp_of(key) == bytes && (at != index || told == KeyForm::Rlp) {
+            equal.push(key);
+        }
+    }
+    if told == KeyForm::Rlp && equal.len() > 1 {
+        equal.iter_mut().for_each(|key| key.is_in_doubt = true);
+    }
+    if equal.iter().filter(|key| key.is_in_doubt).all(|key| key.revoked.is_some()) {
+        equal.iter_mut().for_each(|key| key.is_in_doubt = false);
     }
 }
 

@@ -72,7 +72,15 @@ impl BlockBuilder<'_> {
                 continue;
             }
             let uuid = self.next_uuid();
-            self.set_item(&collection, id, Item { uuid, owner: Some(to), is_burned: false });
+            let item = Item {
+                uuid,
+                owner: Some(to),
+                is_burned: false,
+                is_resource_told: !self.is_old(),
+                told_owner: Some(to),
+                is_burn_told: false,
+            };
+            self.set_item(&collection, id, item);
             // One collection tells of mints, the other doesn't.
             if collection == self.cast.example_nft {
                 tx.event(&format!("{collection}.Minted"), &[("id", cdc::number("UInt64", id))]);
@@ -103,7 +111,8 @@ impl BlockBuilder<'_> {
             let to = if self.chance(10) { owner } else { self.actor() };
             self.tell_item(tx, &collection, id, item.uuid, owner, false);
             self.tell_item(tx, &collection, id, item.uuid, to, true);
-            self.set_item(&collection, id, Item { owner: Some(to), ..item });
+            let is_old = self.is_old();
+            self.set_item(&collection, id, item.moved(Some(to), !is_old));
             owner = to;
         }
     }
@@ -112,31 +121,71 @@ impl BlockBuilder<'_> {
         let Some((collection, id, item)) = self.any_of(actor) else { return self.mint_item(tx) };
         tx.scripted(self.item_imports(&collection), "burn");
         self.tell_item(tx, &collection, id, item.uuid, actor, false);
-        if !self.is_old() {
-            // In the standard's name, which says nothing of the collection; one collection declares the event too.
-            let fields = [("id", cdc::number("UInt64", id)), ("uuid", cdc::number("UInt64", item.uuid))];
-            if collection == self.cast.example_nft {
-                tx.event(&format!("{collection}.NFT.ResourceDestroyed"), &fields);
-            }
-            tx.event(&format!("{}.NFT.ResourceDestroyed", self.nft_standard()), &fields);
+        let is_old = self.is_old();
+        if is_old {
+            // Nothing tells it from any other leaving.
+            return self.set_item(&collection, id, item.moved(None, false).destroyed(false));
         }
-        self.set_item(&collection, id, Item { owner: None, is_burned: true, ..item });
+        self.tell_end(tx, &collection, id, item.uuid);
+        self.set_item(&collection, id, item.destroyed(true));
     }
 
-    /// Into some other resource, of which no event tells; or out of it, to anybody.
+    /// In the standard's name, which says nothing of the collection; one collection declares the event too. Says whether it does.
+    fn tell_end(&self, tx: &mut Tx, collection: &ContractId, id: u64, uuid: u64) -> bool {
+        let fields = [("id", cdc::number("UInt64", id)), ("uuid", cdc::number("UInt64", uuid))];
+        let is_named = *collection == self.cast.example_nft;
+        if is_named {
+            tx.event(&format!("{collection}.NFT.ResourceDestroyed"), &fields);
+        }
+        tx.event(&format!("{}.NFT.ResourceDestroyed", self.nft_standard()), &fields);
+        is_named
+    }
+
+    /// With whatever lies in it, which is nothing at times. No event tells whose it was.
+    pub fn destroy_collection(&mut self, tx: &mut Tx, actor: FlowAddress) {
+        if self.is_old() {
+            // The contracts of then demand that it is empty, and tell nothing.
+            return self.burn_item(tx, actor);
+        }
+        // One with something in it, as a rule.
+        let owned = self.any_of(actor).filter(|_| self.chance(80));
+        let collection = owned.map_or_else(|| self.collection(), |(collection, ..)| collection);
+        tx.scripted(self.item_imports(&collection), "destroy a collection");
+        let items: Vec<(u64, Item)> = self
+            .ledger
+            .items
+            .all()
+            .filter(|((of, _), item)| *of == collection && item.owner == Some(actor))
+            .map(|((_, id), item)| (*id, *item))
+            .collect();
+        for (id, item) in items {
+            let is_named = self.tell_end(tx, &collection, id, item.uuid);
+            self.set_item(&collection, id, item.destroyed(is_named || item.is_resource_told));
+        }
+        let own = [("uuid", cdc::number("UInt64", self.next_uuid()))];
+        tx.event(&format!("{collection}.Collection.ResourceDestroyed"), &own);
+    }
+
+    /// Into some other resource, of which no event tells; or out of it, to anybody; or destroyed with that resource.
     pub fn park_item(&mut self, tx: &mut Tx, actor: FlowAddress) {
         let parked = self.ledger.items.all().find(|(_, item)| item.owner.is_none() && !item.is_burned);
         let parked = parked.map(|((collection, id), item)| (collection.clone(), *id, *item));
+        let is_old = self.is_old();
         if let Some((collection, id, item)) = parked
-            && self.chance(50)
+            && self.chance(60)
         {
+            if !is_old && self.chance(25) {
+                tx.scripted(self.item_imports(&collection), "destroy what is parked");
+                let is_named = self.tell_end(tx, &collection, id, item.uuid);
+                return self.set_item(&collection, id, item.destroyed(is_named || item.is_resource_told));
+            }
             tx.scripted(self.item_imports(&collection), "unpark");
             self.tell_item(tx, &collection, id, item.uuid, actor, true);
-            return self.set_item(&collection, id, Item { owner: Some(actor), ..item });
+            return self.set_item(&collection, id, item.moved(Some(actor), !is_old));
         }
         let Some((collection, id, item)) = self.any_of(actor) else { return self.mint_item(tx) };
         tx.scripted(self.item_imports(&collection), "park");
         self.tell_item(tx, &collection, id, item.uuid, actor, false);
-        self.set_item(&collection, id, Item { owner: None, ..item });
+        self.set_item(&collection, id, item.moved(None, !is_old));
     }
 }

@@ -124,6 +124,7 @@ impl Generator {
                 hash_algo: 3,
                 weight: 1000,
                 revoked: None,
+                is_in_doubt: false,
                 told: None,
             };
             ledger.accounts.set(address, before, Account { keys: vec![key], ..Account::default() });

@@ -130,6 +130,10 @@ impl BlockBuilder<'_> {
 
     fn act(&mut self, tx: &mut Tx, actor: FlowAddress) {
         let is_old = self.is_old();
+        if self.age() < self.options.rlp_heights && self.chance(20) {
+            // The oldest age is short, and its keys are told in forms of their own.
+            return if self.chance(40) { self.add_key(tx, actor) } else { self.revoke_key(tx, actor) };
+        }
         match self.rng.random_range(0..100) {
             0..22 => self.transfer(tx, actor, 0),
             22..27 => self.split(tx, actor),
@@ -145,8 +149,9 @@ impl BlockBuilder<'_> {
             66..69 => self.add_key(tx, actor),
             69..72 => self.revoke_key(tx, actor),
             72..77 => self.change_contract(tx, actor),
-            77..95 if !is_old => self.evm_action(tx, actor),
-            77..95 => self.transfer(tx, actor, 0),
+            77..81 => self.destroy_collection(tx, actor),
+            81..95 if !is_old => self.evm_action(tx, actor),
+            81..95 => self.transfer(tx, actor, 0),
             _ => self.hostile(tx, actor),
         }
     }

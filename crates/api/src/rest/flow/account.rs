@@ -1,7 +1,9 @@
 //! What a Flow account is beside what is counted of every address: keys, contracts, and the EVM accounts that it owns.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
-use cairn_store::derived::{Key, Scan, Value};
+use cairn_store::derived::{Key, Row, Scan, Value};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -14,7 +16,8 @@ use crate::rest::words::{Address, Data, Hash, Num};
 const MAX_NAMED: usize = 200;
 
 /// The tables that say it.
-pub(crate) const TABLES: [&str; 4] = ["flow_accounts", "account_keys", "account_contracts", "coa_accounts"];
+pub(crate) const TABLES: [&str; 5] =
+    ["flow_accounts", "account_keys", "unplaced_key_revocations", "account_contracts", "coa_accounts"];
 
 /// What a Flow account is beside. Of an address of the EVM side, only whose it is.
 #[derive(Debug, Serialize, ToSchema)]
@@ -48,7 +51,8 @@ pub(crate) struct AccountKey {
     pub hash_algo: Option<Num>,
     /// Of 1000.
     pub weight: Option<Num>,
-    pub is_revoked: bool,
+    /// Null where one of several keys with its bytes was revoked by them, and it isn't known which.
+    pub is_revoked: Option<bool>,
     pub first_height: Num,
     pub last_height: Num,
 }
@@ -113,18 +117,23 @@ impl FlowAccount {
             self.contract_count = fields.count("contract_count")?;
         }
         let of = |table| Scan { prefix: vec![Value::Bytes(address.clone())], ..Scan::new(table, MAX_NAMED) };
-        for row in view.tables()?.scan(&of("account_keys")).await?.rows {
+        let keys = view.tables()?.scan(&of("account_keys")).await?.rows;
+        let unplaced = unplaced(view, address, &keys).await?;
+        for row in keys {
             let fields = Fields::new(view.table("account_keys")?, &row);
             let number = |name| -> Result<Option<Num>, Problem> {
                 Ok(fields.opt_amount(name)?.and_then(|amount| u64::try_from(amount.0).ok()).map(Num))
             };
+            let public_key = fields.opt_bytes("public_key")?;
+            let is_revoked = fields.boolean("is_revoked")?;
+            let is_open = !is_revoked && public_key.is_some_and(|key| unplaced.contains(&key));
             self.keys.push(AccountKey {
                 index: number("key_index")?.unwrap_or(Num(0)),
                 public_key: fields.opt_data("public_key")?,
                 sign_algo: number("sign_algo")?,
                 hash_algo: number("hash_algo")?,
                 weight: number("weight")?,
-                is_revoked: fields.boolean("is_revoked")?,
+                is_revoked: Some(is_revoked).filter(|_| !is_open),
                 first_height: fields.num("first_height")?,
                 last_height: fields.num("last_height")?,
             });
@@ -171,4 +180,24 @@ impl FlowAccount {
         }
         Ok(())
     }
+}
+
+/// Those public keys of these rows of which more keys are revoked than it is known which.
+async fn unplaced(view: &View, address: &Bytes, keys: &[Row]) -> Result<BTreeSet<Bytes>, Problem> {
+    let mut wanted = BTreeSet::new();
+    for row in keys {
+        wanted.extend(Fields::new(view.table("account_keys")?, row).opt_bytes("public_key")?);
+    }
+    let place = |key: &Bytes| Key(vec![Value::Bytes(address.clone()), Value::Bytes(key.clone())]);
+    let places: Vec<Key> = wanted.iter().map(place).collect();
+    let mut unplaced = BTreeSet::new();
+    let found = view.tables()?.rows("unplaced_key_revocations", &places).await?;
+    for (key, row) in wanted.into_iter().zip(&found) {
+        let Some(row) = row else { continue };
+        let fields = Fields::new(view.table("unplaced_key_revocations")?, row);
+        if fields.count("revocation_count")? != Num(0) {
+            unplaced.insert(key);
+        }
+    }
+    Ok(unplaced)
 }

@@ -1,23 +1,27 @@
 //! `account_state_worker`: accounts, their keys and their contracts as they are now, folded in chain order.
 //!
 //! A key has an index among all keys that its account was ever given. Events of before Cadence 1.0 don't say it, so those keys are
-//! counted: the row of the account carries them until the row is settled, when it is known how many there were before. That is known only of
-//! accounts whose creation the archive has seen; other accounts' keys without an index stay in `account_key_events`. There, too, stays a
-//! revocation that names the key by its bytes, as the oldest did: a folder sees no row by another key than that of its change.
+//! counted. How many there were before is known only of accounts whose creation the archive has seen; other accounts' keys without an index stay in
+//! `account_key_events`.
+//!
+//! The oldest events name a revoked key by its bytes: see `revocations`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use alloy_rlp::{Decodable, Encodable, Header};
 use bytes::Bytes;
-use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Row, TableDef, Value};
+use cairn_pipeline::derive::processor::{
+    Changes, FoldBlock, FoldState, Folder, ProcessError, Processor, ServiceInfo,
+};
+use cairn_store::derived::{Key, Row, TableDef, Value};
 
+use super::revocations;
 use crate::names::{ACCOUNT_STATE_WORKER, ACCOUNTS_WORKER, META_WORKER};
 use crate::processors::Settings;
+use crate::tables::RowError;
 use crate::tables::flow::accounts::{
     ACCOUNT_CREATIONS, ACCOUNT_KEY_EVENTS, ACCOUNT_KEYS, AccountKeyEvent, AccountState, CREATED_HEIGHT,
-    FLOW_ACCOUNTS, KEY_COUNT, KEYS_WITHOUT_INDEX, KeyFields, account_key,
+    FLOW_ACCOUNTS, KEY_COUNT, UNPLACED_REVOCATIONS, account_key,
 };
 use crate::tables::flow::contracts::{
     ACCOUNT_CONTRACTS, CONTRACT_VERSIONS, ContractVersion, account_contract,
@@ -26,9 +30,9 @@ use crate::tables::flow::contracts::{
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: ACCOUNT_STATE_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[META_WORKER, ACCOUNTS_WORKER],
-    tables: &[&FLOW_ACCOUNTS, &ACCOUNT_KEYS, &ACCOUNT_CONTRACTS],
+    tables: &[&FLOW_ACCOUNTS, &ACCOUNT_KEYS, &UNPLACED_REVOCATIONS, &ACCOUNT_CONTRACTS],
 };
 
 static READS: &[&TableDef] = &[&ACCOUNT_CREATIONS, &ACCOUNT_KEY_EVENTS, &CONTRACT_VERSIONS];
@@ -53,45 +57,23 @@ impl Folder for AccountStateWorker {
     fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
         let height = block.facts.height.get();
         let rows = |at: usize| block.rows.get(at).copied().unwrap_or_default();
-        let in_block = |error: crate::tables::RowError| error.in_block(block.facts.block_ref());
+        let in_block = |error: RowError| error.in_block(block.facts.block_ref());
         let mut accounts: BTreeMap<Bytes, AccountState> = BTreeMap::new();
-        let mut waiting: BTreeMap<Bytes, Waiting> = BTreeMap::new();
-
         for row in rows(0) {
             if let Some(Value::Bytes(address)) = row.0.get(1) {
                 accounts.entry(address.clone()).or_default().created_height = Some(height);
             }
         }
-        let mut keys =
-            rows(1).iter().map(AccountKeyEvent::from_row).collect::<Result<Vec<_>, _>>().map_err(in_block)?;
-        keys.sort_by_key(|key| (key.transaction_index, key.event_index));
-        for event in keys {
+        for event in key_events(rows(1)).map_err(in_block)? {
             match (event.is_revoked, event.key_index) {
                 (true, None) => {}
-                (true, Some(index)) => {
-                    // The row of the account is there, or is made: who has keys is an account.
-                    accounts.entry(event.address.clone()).or_default();
-                    let waiting = waiting.entry(event.address.clone()).or_default();
-                    waiting.revoked.push(index);
-                    changes.change(&ACCOUNT_KEYS, account_key(&event.address, index, None, true, height));
-                }
-                (false, index) => {
-                    accounts.entry(event.address.clone()).or_default().keys += 1;
-                    let waiting = waiting.entry(event.address.clone()).or_default();
-                    match index {
-                        Some(index) => {
-                            let change = account_key(&event.address, index, Some(&event.key), false, height);
-                            changes.change(&ACCOUNT_KEYS, change);
-                        }
-                        None => waiting.keys.push((waiting.added, event.key)),
-                    }
-                    waiting.added += 1;
-                }
+                // The row of the account is there, or is made: who has keys is an account.
+                (true, Some(_)) => _ = accounts.entry(event.address).or_default(),
+                (false, _) => accounts.entry(event.address).or_default().keys += 1,
             }
         }
-        let versions =
-            rows(2).iter().map(ContractVersion::from_row).collect::<Result<Vec<_>, _>>().map_err(in_block);
-        let mut versions = versions?;
+        let versions = rows(2).iter().map(ContractVersion::from_row).collect::<Result<Vec<_>, _>>();
+        let mut versions = versions.map_err(in_block)?;
         versions.sort_by_key(|version| (version.transaction_index, version.event_index));
         for version in &versions {
             let contracts = match version.change.as_str() {
@@ -102,113 +84,63 @@ impl Folder for AccountStateWorker {
             accounts.entry(version.address.clone()).or_default().contracts += contracts;
             changes.change(&ACCOUNT_CONTRACTS, account_contract(version));
         }
-        for (address, mut account) in accounts {
-            account.keys_without_index = waiting
-                .remove(&address)
-                .filter(|waiting| !waiting.keys.is_empty())
-                .map(|waiting| waiting.encode());
+        for (address, account) in accounts {
             changes.change(&FLOW_ACCOUNTS, account.to_change(&address));
         }
         Ok(())
     }
 
-    fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
-        if table != FLOW_ACCOUNTS.name {
-            return;
-        }
-        let (Some(Value::Bytes(address)), Some(Value::Bytes(keys))) =
-            (after.0.first(), after.0.get(KEYS_WITHOUT_INDEX))
-        else {
-            return;
-        };
-        if after.0.get(CREATED_HEIGHT).is_none_or(Value::is_null) {
-            return;
-        }
-        let count = before.and_then(|row| row.0.get(KEY_COUNT)?.as_int()).unwrap_or(0).max(0) as u64;
-        let height = after.0.last().and_then(Value::as_int).unwrap_or(0).max(0) as u64;
-        // What this very folder encoded.
-        let Ok(waiting) = Waiting::decode(keys) else { return };
-        for (place, key) in waiting.keys {
-            let index = count + place;
-            let is_revoked = waiting.revoked.contains(&index);
-            changes.change(&ACCOUNT_KEYS, account_key(address, index, Some(&key), is_revoked, height));
-        }
-    }
-}
-
-/// What a block adds to an account's keys, until it is known how many there were before it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Waiting {
-    /// Keys whose index isn't said, each with its place among all that the block adds.
-    keys: Vec<(u64, KeyFields)>,
-    /// Indexes that the block revokes: perhaps keys that it adds itself.
-    revoked: Vec<u64>,
-    /// How many keys the block adds.
-    added: u64,
-}
-
-impl Waiting {
-    /// `RLP([[place, public key, algorithm, hash algorithm + 1, weight + 1]…], [revoked index…])`; what isn't said is 0.
-    fn encode(&self) -> Bytes {
-        let list = |inner: &[u8]| {
-            let mut out = Vec::with_capacity(inner.len() + 9);
-            Header { list: true, payload_length: inner.len() }.encode(&mut out);
-            out.extend_from_slice(inner);
-            out
-        };
-        let mut keys = Vec::new();
-        for (place, key) in &self.keys {
-            let mut one = Vec::new();
-            place.encode(&mut one);
-            key.public_key.clone().unwrap_or_default().encode(&mut one);
-            for number in [key.sign_algo, key.hash_algo, key.weight] {
-                number.map_or(0, |number| u128::from(number) + 1).encode(&mut one);
+    fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
+        let height = block.facts.height.get();
+        let in_block = |error: RowError| error.in_block(block.facts.block_ref());
+        let events = key_events(block.rows.get(1).copied().unwrap_or_default()).map_err(in_block)?;
+        let mut added: BTreeMap<Bytes, u64> = BTreeMap::new();
+        for event in &events {
+            if !event.is_revoked {
+                *added.entry(event.address.clone()).or_default() += 1;
             }
-            keys.extend(list(&one));
         }
-        let mut revoked = Vec::new();
-        self.revoked.iter().for_each(|index| index.encode(&mut revoked));
-        list(&[list(&keys), list(&revoked)].concat()).into()
-    }
-
-    fn decode(bytes: &[u8]) -> alloy_rlp::Result<Waiting> {
-        let mut rest = bytes;
-        let mut both = Header::decode_bytes(&mut rest, true)?;
-        let mut keys = Header::decode_bytes(&mut both, true)?;
-        let mut revoked = Header::decode_bytes(&mut both, true)?;
-        let mut waiting = Waiting::default();
-        while !keys.is_empty() {
-            let mut one = Header::decode_bytes(&mut keys, true)?;
-            let place = u64::decode(&mut one)?;
-            let public_key = Some(Bytes::decode(&mut one)?).filter(|key| !key.is_empty());
-            let mut number = || -> alloy_rlp::Result<Option<u64>> {
-                Ok(u128::decode(&mut one)?.checked_sub(1).and_then(|number| number.try_into().ok()))
-            };
-            let (sign_algo, hash_algo, weight) = (number()?, number()?, number()?);
-            waiting.keys.push((place, KeyFields { public_key, sign_algo, hash_algo, weight }));
+        let mut next: BTreeMap<Bytes, Option<u64>> = BTreeMap::new();
+        for (address, added) in added {
+            // Its row has what this block adds already.
+            let row = state.row(&FLOW_ACCOUNTS, Key(vec![Value::Bytes(address.clone())]));
+            next.insert(address, row.and_then(|row| keys_of_whole(&row)?.checked_sub(added)));
         }
-        while !revoked.is_empty() {
-            waiting.revoked.push(u64::decode(&mut revoked)?);
+        for event in &events {
+            let address = &event.address;
+            match (event.is_revoked, event.key_index) {
+                (true, Some(index)) => {
+                    state.change(&ACCOUNT_KEYS, &account_key(address, index, None, true, height));
+                    revocations::by_index(address, index, height, state).map_err(in_block)?;
+                }
+                (true, None) => {
+                    revocations::by_bytes(address, &event.key, height, state).map_err(in_block)?;
+                }
+                (false, said) => {
+                    let counted = next.get_mut(address).and_then(Option::as_mut).map(|next| {
+                        *next += 1;
+                        *next - 1
+                    });
+                    if let Some(index) = said.or(counted) {
+                        let key = account_key(address, index, Some(&event.key), false, height);
+                        state.change(&ACCOUNT_KEYS, &key);
+                    }
+                }
+            }
         }
-        Ok(waiting)
+        Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// In chain order.
+fn key_events(rows: &[Row]) -> Result<Vec<AccountKeyEvent>, RowError> {
+    let mut events = rows.iter().map(AccountKeyEvent::from_row).collect::<Result<Vec<_>, _>>()?;
+    events.sort_by_key(|event| (event.transaction_index, event.event_index));
+    Ok(events)
+}
 
-    #[test]
-    fn what_waits_is_read_as_it_was_written() {
-        let key = KeyFields {
-            public_key: Some(Bytes::from_static(&[1, 2])),
-            sign_algo: Some(u64::MAX),
-            hash_algo: None,
-            weight: Some(0),
-        };
-        let waiting =
-            Waiting { keys: vec![(0, key), (7, KeyFields::default())], revoked: vec![3, 0], added: 0 };
-        assert_eq!(Waiting::decode(&waiting.encode()), Ok(waiting));
-        assert!(Waiting::decode(b"x").is_err());
-    }
+/// How many keys an account was given; `None` where the archive has not seen it from the beginning.
+fn keys_of_whole(row: &Row) -> Option<u64> {
+    row.0.get(CREATED_HEIGHT)?.as_height()?;
+    row.0.get(KEY_COUNT)?.as_int()?.try_into().ok()
 }

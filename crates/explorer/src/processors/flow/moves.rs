@@ -83,9 +83,14 @@ pub(super) fn nft_row(
     })
 }
 
-/// The row of `nft_resources` of an item that came into a collection out of none; `None` where it didn't, or its resource's id isn't said.
-pub(super) fn entered_row(block: &StoredBlock, index: u32, tx: &DecodedTx, moved: &NftMove) -> Option<Row> {
-    let uuid = moved.uuid.filter(|_| matches!(moved.kind, NftKind::Mint | NftKind::Release))?;
+/// The row of `nft_resources` of a movement that says which resource the item is; its end needs none.
+pub(super) fn resource_row_of(
+    block: &StoredBlock,
+    index: u32,
+    tx: &DecodedTx,
+    moved: &NftMove,
+) -> Option<Row> {
+    let uuid = moved.uuid.filter(|_| moved.kind != NftKind::Burn)?;
     let of = contract(&moved.collection)?;
     Some(resource_row(block, index, tx, moved.event_index, uuid, Some(of), Some(moved.id)))
 }

@@ -23,7 +23,7 @@ use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[],
     tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS, &NFT_RESOURCES],
 };
@@ -64,7 +64,7 @@ impl Mapper for TokenWorker {
                 if let Some(row) = moves::nft_row(block, index, tx, moved) {
                     out.row(&NFT_TRANSFERS, row.to_row());
                 }
-                if let Some(row) = moves::entered_row(block, index, tx, moved) {
+                if let Some(row) = moves::resource_row_of(block, index, tx, moved) {
                     out.row(&NFT_RESOURCES, row);
                 }
             }

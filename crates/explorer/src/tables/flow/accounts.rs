@@ -212,7 +212,7 @@ impl AccountKeyEvent {
 
 /// The keys of accounts as they are now. A revoked key keeps its row. Of one that was revoked but never seen to be added (the archive
 /// begins later) the row has its index alone. Not here, but in [`ACCOUNT_KEY_EVENTS`]: keys whose index neither an event says nor counting from
-/// the account's creation, and revocations that don't say it (both of before Cadence 1.0).
+/// the account's creation (before Cadence 1.0). A key that was revoked by its bytes may stay unrevoked here: see [`UNPLACED_REVOCATIONS`].
 pub static ACCOUNT_KEYS: TableDef = TableDef {
     name: "account_keys",
     service: ACCOUNT_STATE_WORKER,
@@ -247,10 +247,73 @@ pub fn account_key(
     Change(change)
 }
 
+/// The place of `is_revoked` in a row of [`ACCOUNT_KEYS`].
+pub const KEY_IS_REVOKED: usize = 6;
+
+/// A row of [`ACCOUNT_KEYS`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccountKeyRow {
+    /// Its index among all keys that the account was ever given.
+    pub key_index: u64,
+    /// The key, as far as an event said.
+    pub key: KeyFields,
+    /// Whether it was revoked.
+    pub is_revoked: bool,
+}
+
+impl AccountKeyRow {
+    /// From a row.
+    pub fn from_row(row: &Row) -> Result<AccountKeyRow, RowError> {
+        let fields = &mut Fields::of(&ACCOUNT_KEYS, row);
+        fields.bytes()?;
+        let key_index = fields.amount()?.saturating_to();
+        let key = KeyFields::read(fields)?;
+        Ok(AccountKeyRow { key_index, key, is_revoked: fields.boolean()? })
+    }
+}
+
+/// Revocations by bytes that several keys of an account have, so that no event says which it was. With `revocation_count` above 0 so many of the keys with
+/// these bytes that [`ACCOUNT_KEYS`] shows unrevoked are revoked; as soon as that is all of them, they are revoked there, and it is 0.
+///
+/// `revocations` are the keys as they were revoked, in the folder's own encoding.
+pub static UNPLACED_REVOCATIONS: TableDef = TableDef {
+    name: "unplaced_key_revocations",
+    service: ACCOUNT_STATE_WORKER,
+    class: TableClass::State,
+    columns: &[
+        column("address", ColumnType::Bytes),
+        column("public_key", ColumnType::Bytes),
+        column("revocation_count", ColumnType::Int).merged(Merge::Last),
+        column("revocations", ColumnType::Bytes).nullable().merged(Merge::Last),
+        column("last_height", ColumnType::Int).merged(Merge::Last),
+    ],
+    key: &["address", "public_key"],
+    indexes: &[],
+};
+
+/// The place of `revocations` in a row of [`UNPLACED_REVOCATIONS`].
+pub const REVOCATIONS: usize = 3;
+
+/// A change of what is unplaced.
+pub fn unplaced_revocations(
+    address: &Bytes,
+    public_key: &Bytes,
+    count: usize,
+    encoded: Option<Bytes>,
+) -> Change {
+    Change(vec![
+        Some(Value::Bytes(address.clone())),
+        Some(Value::Bytes(public_key.clone())),
+        Some(Value::uint(count as u64)),
+        Some(opt_bytes(&encoded)),
+        None,
+    ])
+}
+
 /// Accounts of which the archive has seen a creation, a key or a contract. `created_height` is null where the creation lies below the
 /// archive. `key_count` counts keys that were added, revoked ones too; `contract_count` contracts that are there.
 ///
-/// `keys_without_index` are the keys that the block at `last_height` added without saying their index, in the folder's own encoding.
+/// `keys_without_index` is null: the worker's first version kept there what it now counts at once.
 pub static FLOW_ACCOUNTS: TableDef = TableDef {
     name: "flow_accounts",
     service: ACCOUNT_STATE_WORKER,
@@ -271,8 +334,6 @@ pub static FLOW_ACCOUNTS: TableDef = TableDef {
 pub const CREATED_HEIGHT: usize = 1;
 /// The place of `key_count`.
 pub const KEY_COUNT: usize = 2;
-/// The place of `keys_without_index`.
-pub const KEYS_WITHOUT_INDEX: usize = 4;
 
 /// What a block changes of an account.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -283,8 +344,6 @@ pub struct AccountState {
     pub keys: i64,
     /// Contracts that were added, less those that were removed.
     pub contracts: i64,
-    /// The keys among them whose index isn't said, encoded.
-    pub keys_without_index: Option<Bytes>,
 }
 
 impl AccountState {
@@ -295,7 +354,7 @@ impl AccountState {
             self.created_height.map(Value::uint),
             Some(Value::Int(self.keys)),
             Some(Value::Int(self.contracts)),
-            Some(opt_bytes(&self.keys_without_index)),
+            Some(Value::Null),
             None,
         ])
     }
