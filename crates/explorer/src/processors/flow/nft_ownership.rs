@@ -64,7 +64,12 @@ impl Folder for NftOwnershipWorker {
         let mut steps = Vec::new();
         for row in rows(0) {
             let transfer = NftTransfer::from_row(row).map_err(in_block)?;
-            steps.push((transfer.place.order(), Step::Moved(transfer)));
+            let (order, parties) = (transfer.place.order(), transfer.parties);
+            let owner = parties.taker().cloned();
+            let is_burned = parties.is_burn;
+            let (contract, name) = (parties.contract_address, parties.contract_name);
+            let item = Item { contract, name, id: transfer.token_id };
+            steps.push((order, Step::Moved { item, owner, is_burned }));
         }
         for row in rows(1) {
             let resource = ResourceRow::from_row(row).map_err(in_block)?;
@@ -76,14 +81,8 @@ impl Folder for NftOwnershipWorker {
         steps.sort_by_key(|(order, _)| *order);
         for (_, step) in steps {
             match step {
-                Step::Moved(transfer) => {
-                    let parties = &transfer.parties;
-                    let item = Item {
-                        contract: parties.contract_address.clone(),
-                        name: parties.contract_name.clone(),
-                        id: transfer.token_id,
-                    };
-                    item.becomes(parties.taker(), parties.is_burn, 1, height, state);
+                Step::Moved { item, owner, is_burned } => {
+                    item.becomes(owner.as_ref(), is_burned, 1, height, state);
                 }
                 Step::Destroyed(uuid) => {
                     let Some(item) = item_of(uuid, state).map_err(in_block)? else { continue };
@@ -99,7 +98,11 @@ impl Folder for NftOwnershipWorker {
 }
 
 enum Step {
-    Moved(NftTransfer),
+    Moved {
+        item: Item,
+        owner: Option<Bytes>,
+        is_burned: bool,
+    },
     /// A resource by its id.
     Destroyed(U256),
 }
