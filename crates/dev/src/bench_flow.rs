@@ -80,7 +80,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let events: u64 = {
         let state = generator.state();
         let state = state.lock().map_err(|_| anyhow::anyhow!("the generator panicked"))?;
-        state.ledger.transactions.values().flatten().map(|tx| u64::from(tx.events)).sum()
+        state.ledger.transactions.values().flatten().map(|tx| tx.event_types.len() as u64).sum()
     };
     println!(
         "{} blocks with {events} events, made in {:.1} s",

@@ -1,7 +1,5 @@
 //! The stores of a cairn that follows Flow, on SQLite or PostgreSQL: where a process finds them, and what stands in them.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +9,12 @@ use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgRawOptions, PgRawS
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
 use cairn_core::SystemClock;
 use cairn_flow::{FlowLayout, Network};
-use cairn_store::derived::{
-    DerivedDump, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, LeaseFilter, Row, Scan, TableDef,
-    Value,
-};
+use cairn_store::derived::{DerivedDump, DerivedReader, ErrorFilter, ErrorLog, LeaseFilter};
 use cairn_store::{Dump, RawDump, RawReader};
 use tokio::process::Command;
 
 use crate::databases::Databases;
+use crate::flow_truth::Database;
 use crate::peer::{Peer, wait_until};
 
 /// Settings of every process: small ranges and chunks, so that there are many borders; short leases, so that what the dead held is soon
@@ -128,6 +124,14 @@ impl Archive {
         })
     }
 
+    /// The derived tables, as the database has them.
+    pub async fn database(&self) -> Result<Database> {
+        match self.urls() {
+            Some([_, app]) => Database::postgres(app).await,
+            None => Database::sqlite(&self.folder.join("data")),
+        }
+    }
+
     /// Everything that counts in both.
     pub async fn dumps(&self) -> Result<(Dump, Dump)> {
         let (raw, app) = (self.raw().await?, self.app().await?);
@@ -193,123 +197,4 @@ async fn ends(process: &mut Peer) -> Result<()> {
         process.check_alive()?;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-}
-
-/// The rows of a table, read by the names of their columns.
-pub struct Table {
-    def: &'static TableDef,
-    rows: Vec<Row>,
-}
-
-/// One row.
-#[derive(Clone, Copy)]
-pub struct Named<'t> {
-    def: &'static TableDef,
-    row: &'t Row,
-}
-
-impl Table {
-    /// All rows that can be seen.
-    pub async fn read(snapshot: &dyn DerivedSnapshot, def: &'static TableDef) -> Result<Table> {
-        let mut rows = Vec::new();
-        let mut scan = Scan::new(def.name, cairn_store::derived::MAX_SCAN_ROWS);
-        loop {
-            let page = snapshot.scan(&scan).await?;
-            rows.extend(page.rows);
-            match page.more {
-                Some(place) => scan.lower = Bound::Excluded(place),
-                None => return Ok(Table { def, rows }),
-            }
-        }
-    }
-
-    /// Each row.
-    pub fn iter(&self) -> impl Iterator<Item = Named<'_>> {
-        self.rows.iter().map(|row| Named { def: self.def, row })
-    }
-
-    /// Rows as keys and values, each key once.
-    pub fn map<K: Ord + std::fmt::Debug, V>(
-        &self,
-        entry: impl Fn(Named<'_>) -> Result<Option<(K, V)>>,
-    ) -> Result<BTreeMap<K, V>> {
-        let mut map = BTreeMap::new();
-        for row in self.iter() {
-            if let Some((key, value)) = entry(row)? {
-                ensure!(!map.contains_key(&key), "{}: {key:?} stands there twice", self.def.name);
-                map.insert(key, value);
-            }
-        }
-        Ok(map)
-    }
-}
-
-impl Named<'_> {
-    /// A column's value.
-    pub fn value(&self, column: &str) -> Result<&Value> {
-        let at = self.def.columns.iter().position(|one| one.name == column);
-        at.and_then(|at| self.row.0.get(at))
-            .with_context(|| format!("{} has no column {column}", self.def.name))
-    }
-
-    fn wrong(&self, column: &str) -> String {
-        format!("{}.{column}: {:?}", self.def.name, self.value(column).ok())
-    }
-
-    /// A number.
-    pub fn int(&self, column: &str) -> Result<u64> {
-        let number = self.value(column)?.as_int().and_then(|number| u64::try_from(number).ok());
-        number.with_context(|| self.wrong(column))
-    }
-
-    /// An amount, or a sum that isn't negative, as its digits; `None` for null.
-    pub fn digits(&self, column: &str) -> Result<Option<String>> {
-        Ok(match self.value(column)? {
-            Value::Null => None,
-            Value::Amount(amount) => Some(amount.to_string()),
-            Value::Sum(sum) => Some(sum.to_amount().with_context(|| self.wrong(column))?.to_string()),
-            _ => bail!(self.wrong(column)),
-        })
-    }
-
-    /// Bytes as hex; `None` for null.
-    pub fn hex(&self, column: &str) -> Result<Option<String>> {
-        match self.value(column)? {
-            Value::Null => Ok(None),
-            value => {
-                Ok(Some(alloy_primitives::hex::encode(value.as_bytes().with_context(|| self.wrong(column))?)))
-            }
-        }
-    }
-
-    /// Text; `None` for null.
-    pub fn text(&self, column: &str) -> Result<Option<String>> {
-        match self.value(column)? {
-            Value::Null => Ok(None),
-            value => Ok(Some(value.as_text().with_context(|| self.wrong(column))?.to_owned())),
-        }
-    }
-
-    /// A truth value.
-    pub fn boolean(&self, column: &str) -> Result<bool> {
-        self.value(column)?.as_bool().with_context(|| self.wrong(column))
-    }
-}
-
-/// Fails with the first entry in which two maps differ.
-pub fn same<K: Ord + std::fmt::Debug, V: PartialEq + std::fmt::Debug>(
-    what: &str,
-    truth: &BTreeMap<K, V>,
-    found: &BTreeMap<K, V>,
-) -> Result<usize> {
-    for (key, value) in truth {
-        match found.get(key) {
-            Some(other) if other == value => {}
-            other => bail!("{what}: {key:?} is {value:?}, the table has {other:?}"),
-        }
-    }
-    if let Some((key, value)) = found.iter().find(|(key, _)| !truth.contains_key(key)) {
-        bail!("{what}: the table has {key:?}: {value:?}, which isn't so");
-    }
-    Ok(truth.len())
 }

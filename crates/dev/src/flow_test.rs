@@ -1,5 +1,5 @@
-//! Flow from an access node that is made up, on SQLite and PostgreSQL: tables against the ledger of the chain while it forks and a process is
-//! killed, and the reliability document's §8 in its own terms.
+//! Flow from an access node that is made up, on SQLite and PostgreSQL: every table against the ledger of the chain, and against what the node answers to
+//! account calls and scripts, while it forks and a process is killed; and the reliability document's §8 in its own terms.
 //!
 //! The node speaks the Access API over gRPC, and its chain comes from a seed (`cairn-flow-node`): flow-emulator is a Go module that can't be had
 //! everywhere, and has neither seals nor limits.
@@ -13,13 +13,15 @@ use anyhow::{Context, Result, bail, ensure};
 use cairn_backends::postgres::{PgOptions, PgPool};
 use cairn_core::Height;
 use cairn_explorer::processors::FLOW;
-use cairn_flow_node::{Behaviour, FlowNode, Generator, GeneratorOptions};
+use cairn_explorer::tables::flow::accounts::UNPLACED_REVOCATIONS;
+use cairn_explorer::tables::flow::evm::EVM_GAPS;
+use cairn_flow_node::{AccessClient, Behaviour, FlowNode, Generator, GeneratorOptions, Ledger};
 use clap::Args;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::flow_archive::{App, Archive, Raw};
-use crate::flow_truth::Truth;
+use crate::flow_truth::{self, COMPARISONS, NodeTruth, Tables, Truth};
 use crate::peer::Peer;
 use crate::report::{Report, figure};
 
@@ -99,7 +101,8 @@ async fn play(options: &Options, live: &[Archive], clean: &[Archive], report: &m
     }
     let mut rng = SmallRng::seed_from_u64(options.seed);
     let begun = Instant::now();
-    if !compare(report, "from the root", &node, &mut followers).await {
+    let earlier = earlier_heights(root, options.blocks);
+    if !compare(report, "from the root", &node, &mut followers, &earlier, false).await {
         return Ok(());
     }
     figure("flow_first_catch_up_s", format!("{:.1}", begun.elapsed().as_secs_f64()), "s");
@@ -127,14 +130,14 @@ async fn play(options: &Options, live: &[Archive], clean: &[Archive], report: &m
         generator.grow(45);
         let killed = if killed { " and kill -9" } else { "" };
         let name = format!("after {} blocks were taken back{killed}", what.join(", "));
-        if !compare(report, &name, &node, &mut followers).await {
+        if !compare(report, &name, &node, &mut followers, &[], true).await {
             return Ok(());
         }
     }
     // Up to the end of a range, so that the last one can be completed too.
     let tip = generator.sealed_height();
     generator.grow((tip + 1).next_multiple_of(100) - 1 - tip);
-    compare(report, "in the end", &node, &mut followers).await;
+    compare(report, "in the end", &node, &mut followers, &earlier, true).await;
     for follower in followers {
         let name = format!("{}: SIGTERM ends it with success", follower.archive.backend);
         let ended = async {
@@ -149,6 +152,7 @@ async fn play(options: &Options, live: &[Archive], clean: &[Archive], report: &m
     let again = FlowNode::serve(generator.copy(Behaviour::default())).await?;
     for (live, clean) in live.iter().zip(clean) {
         reliability(report, clean, &again, root).await;
+        clean_tables(report, clean, &again).await?;
         report
             .case(format!("{}: both dumps are those of a clean run", clean.backend), async {
                 let ((raw, app), (clean_raw, clean_app)) = (live.dumps().await?, clean.dumps().await?);
@@ -174,69 +178,149 @@ async fn play(options: &Options, live: &[Archive], clean: &[Archive], report: &m
     Ok(())
 }
 
+/// A few heights of each age of the chain.
+fn earlier_heights(root: u64, blocks: u64) -> Vec<u64> {
+    let ages = GeneratorOptions::new(0);
+    vec![
+        root,
+        root + ages.rlp_heights,
+        root + ages.old_heights,
+        root + blocks / 2,
+        (root + blocks).saturating_sub(20),
+    ]
+}
+
 fn tip(node: &FlowNode) -> Result<(u64, String)> {
     let state = node.state();
     let tip = state.chain.sealed().context("no block")?;
     Ok((tip.header.height, format!("0x{}", alloy_primitives::hex::encode(&tip.id))))
 }
 
-/// Waits for every follower, and compares every table of each. Whether all came as far.
-async fn compare(report: &mut Report, when: &str, node: &FlowNode, followers: &mut [Follower<'_>]) -> bool {
+/// Waits for every follower, and compares every table of each with the ledger, and with what the node answers. Whether all came as far.
+async fn compare(
+    report: &mut Report,
+    when: &str,
+    node: &FlowNode,
+    followers: &mut [Follower<'_>],
+    earlier: &[u64],
+    is_forked: bool,
+) -> bool {
     let mut all = true;
+    // Nothing changes any more once all have settled, so the ledger need not be held.
+    let (ledger, tip) = match tip(node) {
+        Ok(tip) => (node.state().ledger.clone(), tip),
+        Err(error) => {
+            report.fail(format!("the node's head {when}"), format!("{error:#}"));
+            return false;
+        }
+    };
+    let truth = truth(&ledger, tip.0, is_forked);
+    let begun = Instant::now();
+    let answers = match ask_node(node, &truth, earlier).await {
+        Ok(answers) => answers,
+        Err(error) => {
+            report.fail(format!("the node's answers {when}"), format!("{error:#}"));
+            return false;
+        }
+    };
+    println!("  the node was asked for {:.1} s", begun.elapsed().as_secs_f64());
     for Follower { archive, process } in followers {
         let backend = archive.backend;
-        let settled = async { archive.settle(tip(node)?, process, CATCH_UP).await };
+        let settled = async { archive.settle(tip.clone(), process, CATCH_UP).await };
         if !report.case(format!("{backend}: everything is derived {when}"), settled).await {
             all = false;
             continue;
         }
-        let compared = async {
-            // Nothing changes any more, so the ledger need not be held.
-            let ledger = node.state().ledger.clone();
-            let app = archive.app().await?;
-            let snapshot = app.snapshot().await?;
-            let truth = Truth { ledger: &ledger, height: tip(node)?.0, snapshot: &*snapshot };
-            Ok((
-                truth.balances().await,
-                truth.items().await,
-                truth.keys().await,
-                truth.accounts().await,
-                truth.contracts().await,
-                truth.evm().await,
-                truth.transactions().await,
-                truth.metadata().await,
-                archive.no_errors().await,
-            ))
-        };
-        let (balances, items, keys, accounts, contracts, evm, transactions, metadata, errors) =
-            match compared.await {
-                Ok(compared) => compared,
-                Err(error) => {
-                    let error: anyhow::Error = error;
-                    report.fail(format!("{backend}: tables {when}"), format!("{error:#}"));
-                    continue;
-                }
-            };
-        for (what, compared) in [
-            ("balances", balances),
-            ("items", items),
-            ("accounts and keys", keys),
-            ("creations and roles", accounts),
-            ("contracts", contracts),
-            ("EVM transactions, logs and owners", evm),
-            ("transactions", transactions),
-            ("names and supplies", metadata),
-        ] {
-            let count = compared.as_ref().copied().unwrap_or(0);
-            report
-                .case(format!("{backend}: {what} are the ledger's {when}: {count}"), async {
-                    compared.map(drop)
-                })
-                .await;
-        }
-        report.case(format!("{backend}: no error is logged {when}"), async { errors }).await;
+        tables(report, when, archive, &truth, &answers, node).await;
+        report.case(format!("{backend}: no error is logged {when}"), archive.no_errors()).await;
     }
     all
+}
+
+/// The truth of the chain that this test makes.
+fn truth(ledger: &Ledger, height: u64, is_forked: bool) -> Truth<'_> {
+    let GeneratorOptions { root_height, old_heights, .. } = GeneratorOptions::new(0);
+    Truth { ledger, root: root_height, height, new_from: root_height + old_heights, is_forked }
+}
+
+/// What the node answers of the head and of some earlier heights.
+async fn ask_node(node: &FlowNode, truth: &Truth<'_>, earlier: &[u64]) -> Result<Vec<NodeTruth>> {
+    let client = AccessClient::connect(&node.url).await?;
+    let mut answers = vec![flow_truth::ask(&client, truth, truth.height).await?];
+    for height in earlier.iter().filter(|height| **height < truth.height) {
+        answers.push(flow_truth::ask(&client, truth, *height).await?);
+    }
+    Ok(answers)
+}
+
+/// Every table of an archive's database. What the databases have, where all could be read.
+async fn tables(
+    report: &mut Report,
+    when: &str,
+    archive: &Archive,
+    truth: &Truth<'_>,
+    answers: &[NodeTruth],
+    node: &FlowNode,
+) -> Option<Tables> {
+    let backend = archive.backend;
+    let read = async { flow_truth::read(&archive.database().await?).await };
+    let found = match read.await {
+        Ok(found) => found,
+        Err(error) => {
+            report.fail(format!("{backend}: tables {when}"), format!("{error:#}"));
+            return None;
+        }
+    };
+    for comparison in COMPARISONS {
+        let compared = comparison.compare(truth, &found);
+        let rows = compared.as_ref().copied().unwrap_or(0);
+        let name = comparison.table.name;
+        let name = format!("{backend}: {name} is the ledger's {when}: {rows} rows compared");
+        report.case(name, async { compared.map(drop) }).await;
+    }
+    for (at, asked) in answers.iter().enumerate() {
+        let compared = flow_truth::compare_with_node(asked, truth, &found, at == 0);
+        let count = compared.as_ref().copied().unwrap_or(0);
+        let name = format!(
+            "{backend}: accounts, balances, items and EVM accounts are the node's at {} {when}: {count} answers",
+            asked.height
+        );
+        report.case(name, async { compared.map(drop) }).await;
+    }
+    let asked = async {
+        let client = AccessClient::connect(&node.url).await?;
+        flow_truth::compare_answers(&client, truth, &found).await
+    };
+    let compared = asked.await;
+    let count = compared.as_ref().copied().unwrap_or(0);
+    let name = format!("{backend}: names, supplies and pictures are the node's {when}: {count} answers");
+    report.case(name, async { compared.map(drop) }).await;
+    Some(found)
+}
+
+/// The archive of a run in which nothing was taken back: no answer too many, a row in each table, and a row that is altered is seen.
+async fn clean_tables(report: &mut Report, archive: &Archive, node: &FlowNode) -> Result<()> {
+    let height = tip(node)?.0;
+    let ledger = node.state().ledger.clone();
+    let truth = truth(&ledger, height, false);
+    let answers = ask_node(node, &truth, &[]).await?;
+    let when = "in a clean run";
+    let Some(mut found) = tables(report, when, archive, &truth, &answers, node).await else { return Ok(()) };
+    let may_be_empty = [EVM_GAPS.name, UNPLACED_REVOCATIONS.name];
+    let empty: Vec<&str> = found.empty().filter(|name| !may_be_empty.contains(name)).collect();
+    let name = format!("{}: every table has rows, but for those of gaps and doubts", archive.backend);
+    report
+        .case(name, async {
+            ensure!(empty.is_empty(), "these have none: {}", empty.join(", "));
+            Ok(())
+        })
+        .await;
+    let database = archive.database().await?;
+    let altered = flow_truth::every_alteration_is_seen(&database, &truth, &mut found).await;
+    let count = altered.as_ref().copied().unwrap_or(0);
+    let name = format!("{}: a row that is altered is seen in each of {count} tables", archive.backend);
+    report.case(name, async { altered.map(drop) }).await;
+    Ok(())
 }
 
 /// §8 of the reliability document: all workers over about 1,000 blocks; downstream ones wait for upstream ones.

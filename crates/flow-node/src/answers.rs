@@ -425,10 +425,11 @@ mod tests {
                 };
                 let question = proto::ExecuteScriptAtBlockHeightRequest {
                     block_height: height,
-                    script: "access(all) fun main() { getBalance() }".into(),
+                    script: "access(all) fun main() { borrow<&{FungibleToken.Balance}>(path) }".into(),
                     arguments: vec![
                         text("Address", &address.to_string()),
-                        text("String", &ledger.flow_token().to_string()),
+                        text("Address", &ledger.flow_token().address.to_string()),
+                        text("String", &ledger.flow_token().name),
                     ],
                 };
                 let answer: proto::ExecuteScriptResponse =

@@ -70,6 +70,11 @@ pub fn dictionary(entries: impl IntoIterator<Item = (Cdc, Cdc)>) -> Cdc {
     Cdc(format!(r#"{{"type":"Dictionary","value":[{}]}}"#, entries.join(",")))
 }
 
+/// A truth value.
+pub fn boolean(is: bool) -> Cdc {
+    Cdc(format!(r#"{{"type":"Bool","value":{is}}}"#))
+}
+
 /// A struct, resource, enum or event.
 pub fn composite(kind: &str, id: &str, fields: &[(&str, Cdc)]) -> Cdc {
     let fields: Vec<String> =

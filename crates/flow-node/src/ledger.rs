@@ -7,6 +7,7 @@ use alloy_primitives::{Address as EvmAddress, B256, U256};
 use cairn_flow::network::Accounts;
 use cairn_flow::{FlowAddress, Network, proto};
 
+use crate::deeds::Done;
 use crate::history::{Histories, History};
 
 /// A contract: of a token, of a collection, or any other.
@@ -174,12 +175,43 @@ pub struct EvmTx {
     pub gas_used: u64,
     /// Price of one gas, or the most that it pays.
     pub gas_price: u128,
+    /// The most that it pays beyond the block's price, where it pays by that.
+    pub max_priority_fee: Option<u128>,
     /// The input.
     pub input: Vec<u8>,
+    /// What kind of direct call it is: `deposit`, `withdraw`, `transfer`, `deploy` or `call`.
+    pub direct: Option<&'static str>,
     /// 0: it succeeded.
     pub error_code: u16,
+    /// What its event says of the failure.
+    pub error_message: &'static str,
+    /// What it returned.
+    pub returned: Vec<u8>,
     /// What it logged.
     pub logs: Vec<EvmLog>,
+    /// The EVM block that it is in.
+    pub evm_height: u64,
+    /// The place of its event in the Flow transaction.
+    pub event_index: u32,
+}
+
+/// An EVM block. The last transaction of a Flow block closes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EvmBlock {
+    /// Its height.
+    pub height: u64,
+    /// Its hash.
+    pub hash: B256,
+    /// The hash of the one before.
+    pub parent: B256,
+    /// Seconds since 1970.
+    pub timestamp_s: u64,
+    /// All its transactions' gas.
+    pub gas_used: u64,
+    /// How many transactions it has.
+    pub transactions: u32,
+    /// The place of its event in the Flow transaction.
+    pub event_index: u32,
 }
 
 /// A Flow transaction.
@@ -205,8 +237,16 @@ pub struct FlowTx {
     pub is_fee_told: bool,
     /// What it used.
     pub computation: u64,
-    /// How many events it has.
-    pub events: u32,
+    /// What it was allowed to use.
+    pub computation_limit: u64,
+    /// What including and executing it cost, where the fee's event says it.
+    pub efforts: Option<(u64, u64)>,
+    /// What the node says of its failure.
+    pub error: String,
+    /// The types of its events, in order.
+    pub event_types: Vec<String>,
+    /// What it did.
+    pub done: Vec<Done>,
 }
 
 /// Numbers that are given once.
@@ -249,8 +289,12 @@ pub struct Ledger {
     pub coas: Histories<EvmAddress, FlowAddress>,
     /// EVM transactions by height, in order.
     pub evm_transactions: BTreeMap<u64, Vec<EvmTx>>,
+    /// EVM blocks by the height of the Flow block that closed them. Not every one closes one.
+    pub evm_blocks: BTreeMap<u64, EvmBlock>,
     /// Transactions by height, in order.
     pub transactions: BTreeMap<u64, Vec<FlowTx>>,
+    /// Times of blocks by height, in milliseconds since 1970.
+    pub times_ms: BTreeMap<u64, u64>,
     /// See [`Counters`].
     pub counters: History<Counters>,
 }
@@ -268,7 +312,9 @@ impl Ledger {
             evm_accounts: Histories::default(),
             coas: Histories::default(),
             evm_transactions: BTreeMap::new(),
+            evm_blocks: BTreeMap::new(),
             transactions: BTreeMap::new(),
+            times_ms: BTreeMap::new(),
             counters: History::default(),
         }
     }
@@ -293,7 +339,9 @@ impl Ledger {
         self.evm_accounts.truncate(height);
         self.coas.truncate(height);
         self.evm_transactions.split_off(&(height + 1));
+        self.evm_blocks.split_off(&(height + 1));
         self.transactions.split_off(&(height + 1));
+        self.times_ms.split_off(&(height + 1));
         self.counters.truncate(height);
     }
 

@@ -8,7 +8,9 @@
 //! | the node: calls, streams, limits, what it was asked | [`server`], `answers`, [`behaviour`] |
 //! | a chain from a seed: accounts, keys, contracts, tokens, items, EVM, fees, failures, hostile data | [`generate`] |
 //! | what is true of that chain at each height | [`ledger`] |
+//! | what each transaction did | [`deeds`] |
 //! | scripts that ask for it | [`scripts`] |
+//! | somebody who asks | [`client`] |
 //!
 //! **Independence.** The generator changes the ledger and writes events from what it did; it encodes only, with encoders of its own, and never
 //! reads an event. So that what cairn's tables say is compared with what was done, and not with what was read of it.
@@ -20,6 +22,8 @@ mod answers;
 pub mod behaviour;
 pub mod cdc;
 pub mod chain;
+pub mod client;
+pub mod deeds;
 pub mod draft;
 pub mod generate;
 pub mod history;
@@ -30,6 +34,7 @@ pub mod server;
 
 pub use behaviour::{Behaviour, Counts, RateLimit};
 pub use chain::Chain;
+pub use client::AccessClient;
 pub use draft::{Draft, linked_blocks};
 pub use generate::{Generator, GeneratorOptions};
 pub use ledger::{ContractId, Ledger};

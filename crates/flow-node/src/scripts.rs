@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use cairn_flow::FlowAddress;
 use serde_json::Value;
+use sha3::{Digest, Sha3_256};
 
 use crate::cdc::{self, Cdc};
 use crate::ledger::{ContractId, Ledger};
@@ -11,68 +12,92 @@ use crate::ledger::{ContractId, Ledger};
 ///
 /// | what the script calls | arguments | answer |
 /// | --- | --- | --- |
-/// | `getBalance` | an address, a token as `A.<address>.<name>` | `UFix64` |
-/// | `getOwner` | a collection as `A.<address>.<name>`, an id | `Address?` |
+/// | `FungibleToken.Balance` | an owner, a token's address and name | `UFix64`: 0 without a vault |
+/// | `getIDs` | an owner, a collection's address and name | `[UInt64]`: none without a collection |
+/// | `CadenceOwnedAccount` | an owner | `String?`: the EVM account's address, in hex |
 /// | `borrowNFT` | a collection's address and name, an id, an owner | where the item's picture is, if the owner has it |
 /// | `FTDisplay` | a token's address and name | its name, symbol and supply |
+/// | `TotalSupply` alone | a token's address and name | `UFix64?` |
 /// | `NFTCollectionDisplay` | a collection's address and name | its name |
 ///
-/// The last three answer with a dictionary, without what there is not.
+/// Those of `borrowNFT` and of what has `Display` in its name answer with a dictionary, without what there is not.
 pub fn answer(ledger: &Ledger, height: u64, script: &[u8], arguments: &[Bytes]) -> Result<Bytes, String> {
     let script = std::str::from_utf8(script).map_err(|error| error.to_string())?;
-    let arguments: Vec<Value> = arguments
-        .iter()
-        .map(|argument| serde_json::from_slice(argument).map_err(|error| error.to_string()))
-        .collect::<Result<_, _>>()?;
-    let text = |at: usize| {
-        let text = arguments.get(at).and_then(|argument| argument["value"].as_str());
-        text.ok_or_else(|| format!("argument {at} is missing"))
-    };
-    let address = |at: usize| text(at)?.parse::<FlowAddress>().map_err(|error| error.to_string());
-    if script.contains("getBalance") {
-        let (owner, token) = (address(0)?, text(1)?);
-        let mut vaults = ledger.vaults.all_at(height);
-        let found = vaults.find(|((contract, of), _)| *of == owner && contract.to_string() == token);
-        return Ok(cdc::ufix64(found.map_or(0, |(_, vault)| vault.balance)).0.into());
-    }
-    if script.contains("getOwner") {
-        let (collection, id) = (text(0)?, text(1)?.parse::<u64>().map_err(|error| error.to_string())?);
-        let mut items = ledger.items.all_at(height);
-        let found = items.find(|((contract, item), _)| *item == id && contract.to_string() == collection);
-        let owner = found.and_then(|(_, item)| item.owner);
-        return Ok(cdc::optional(owner.map(cdc::address)).0.into());
-    }
-    let contract = || Ok::<_, String>(ContractId::new(address(0)?, text(1)?));
-    let mut found: Vec<(&str, Cdc)> = Vec::new();
-    if script.contains("borrowNFT") {
-        let (contract, owner) = (contract()?, address(3)?);
-        let id = text(2)?.parse::<u64>().map_err(|error| error.to_string())?;
-        if ledger.items.at(&(contract.clone(), id), height).is_some_and(|item| item.owner == Some(owner)) {
-            found.push(("held", Cdc(r#"{"type":"Bool","value":true}"#.into())));
-            found.push(("uri", cdc::string(&item_uri(&contract, id))));
-        }
+    let arguments = Arguments::read(arguments)?;
+    let value = if script.contains("FungibleToken.Balance") {
+        let key = (arguments.contract(1)?, arguments.address(0)?);
+        cdc::ufix64(ledger.vaults.at(&key, height).map_or(0, |vault| vault.balance))
+    } else if script.contains("getIDs") {
+        let (owner, collection) = (arguments.address(0)?, arguments.contract(1)?);
+        let items = ledger.items.all_at(height);
+        let owned = items.filter(|((of, _), item)| *of == collection && item.owner == Some(owner));
+        cdc::array(owned.map(|((_, id), _)| cdc::number("UInt64", id)))
+    } else if script.contains("CadenceOwnedAccount") {
+        let owner = arguments.address(0)?;
+        let coa = ledger.coas.all_at(height).find(|(_, of)| **of == owner);
+        cdc::optional(coa.map(|(coa, _)| cdc::string(&hex::encode(coa))))
+    } else if script.contains("borrowNFT") {
+        let (contract, id, owner) = (arguments.contract(0)?, arguments.number(2)?, arguments.address(3)?);
+        let item = ledger.items.at(&(contract.clone(), id), height);
+        let is_held = item.is_some_and(|item| item.owner == Some(owner));
+        let uri = cdc::string(&item_uri(&contract, id));
+        found(if is_held { vec![("held", cdc::boolean(true)), ("uri", uri)] } else { Vec::new() })
     } else if script.contains("FTDisplay") {
-        let contract = contract()?;
-        if let Some(supply) = ledger.supplies.at(&contract, height) {
-            let (name, symbol) = token_names(&contract);
-            found.push(("name", cdc::string(&name)));
-            found.push(("symbol", cdc::string(&symbol)));
-            found.push(("supply", cdc::ufix64(*supply)));
-        }
+        let contract = arguments.contract(0)?;
+        let (name, symbol) = token_names(&contract);
+        let said = ledger.supplies.at(&contract, height).map(|supply| {
+            let (name, symbol) = (cdc::string(&name), cdc::string(&symbol));
+            vec![("name", name), ("symbol", symbol), ("supply", cdc::ufix64(*supply))]
+        });
+        found(said.unwrap_or_default())
+    } else if script.contains("TotalSupply") {
+        let supply = ledger.supplies.at(&arguments.contract(0)?, height);
+        cdc::optional(supply.copied().map(cdc::ufix64))
     } else if script.contains("NFTCollectionDisplay") {
-        let contract = contract()?;
-        if ledger.items.all_at(height).any(|((collection, _), _)| *collection == contract) {
-            found.push(("standard", Cdc(r#"{"type":"Bool","value":true}"#.into())));
-            found.push(("name", cdc::string(&collection_name(&contract))));
-        }
+        let contract = arguments.contract(0)?;
+        let is_there = ledger.items.all_at(height).any(|((collection, _), _)| *collection == contract);
+        let name = cdc::string(&collection_name(&contract));
+        found(if is_there { vec![("standard", cdc::boolean(true)), ("name", name)] } else { Vec::new() })
     } else {
         return Err(UNKNOWN.into());
+    };
+    Ok(value.0.into())
+}
+
+/// What a script found, by name.
+fn found(found: Vec<(&str, Cdc)>) -> Cdc {
+    cdc::dictionary(found.into_iter().map(|(name, value)| (cdc::string(name), cdc::optional(Some(value)))))
+}
+
+/// A script's arguments.
+struct Arguments(Vec<Value>);
+
+impl Arguments {
+    fn read(arguments: &[Bytes]) -> Result<Arguments, String> {
+        let read =
+            arguments.iter().map(|json| serde_json::from_slice(json).map_err(|error| error.to_string()));
+        Ok(Arguments(read.collect::<Result<_, _>>()?))
     }
-    Ok(cdc::dictionary(
-        found.into_iter().map(|(name, value)| (cdc::string(name), cdc::optional(Some(value)))),
-    )
-    .0
-    .into())
+
+    /// The text of one, of this type.
+    fn text(&self, at: usize, kind: &str) -> Result<&str, String> {
+        let argument = self.0.get(at).filter(|argument| argument["type"] == kind);
+        let text = argument.and_then(|argument| argument["value"].as_str());
+        text.ok_or_else(|| format!("argument {at} is missing, or no {kind}"))
+    }
+
+    fn address(&self, at: usize) -> Result<FlowAddress, String> {
+        self.text(at, "Address")?.parse::<FlowAddress>().map_err(|error| error.to_string())
+    }
+
+    fn number(&self, at: usize) -> Result<u64, String> {
+        self.text(at, "UInt64")?.parse::<u64>().map_err(|error| error.to_string())
+    }
+
+    /// An address and, behind it, a name.
+    fn contract(&self, at: usize) -> Result<ContractId, String> {
+        Ok(ContractId::new(self.address(at)?, self.text(at + 1, "String")?))
+    }
 }
 
 const UNKNOWN: &str = "[Error Code: 1101] cadence runtime error: this node knows no such script";
@@ -91,4 +116,9 @@ pub fn collection_name(collection: &ContractId) -> String {
 /// Where the picture of an item is.
 pub fn item_uri(collection: &ContractId, id: u64) -> String {
     format!("https://example.org/{collection}/{id}.png")
+}
+
+/// What events call the hash of a contract's code: SHA3-256.
+pub fn code_hash(code: &[u8]) -> [u8; 32] {
+    Sha3_256::digest(code).into()
 }

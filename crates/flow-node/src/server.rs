@@ -206,7 +206,7 @@ fn sealed_from(
 
 /// Bytes in, bytes out.
 #[derive(Clone, Copy)]
-struct Plain;
+pub(crate) struct Plain;
 
 impl Codec for Plain {
     type Encode = Bytes;

@@ -7,6 +7,7 @@ use rand::Rng;
 use super::block::{BlockBuilder, hash};
 use super::transaction::Tx;
 use crate::cdc::{self, Cdc};
+use crate::deeds::{ContractChange, Deed};
 use crate::ledger::{Account, Code, ContractId, Key, KeyForm};
 
 /// What an account is given at its creation, for its storage: 0.001 FLOW.
@@ -50,6 +51,7 @@ impl BlockBuilder<'_> {
         let account = Account { created_height: Some(self.height), ..Account::default() };
         self.set_account(address, account);
         tx.event("flow.AccountCreated", &[("address", cdc::address(address))]);
+        tx.did(Deed::AccountCreated(address));
         for _ in 0..self.rng.random_range(1..4) {
             self.give_key(tx, address);
         }
@@ -110,6 +112,7 @@ impl BlockBuilder<'_> {
                 );
             }
         }
+        tx.did(Deed::KeyAdded { address, index: index as u32, key: key.clone() });
         account.keys.push(key);
         self.set_account(address, account);
     }
@@ -137,8 +140,10 @@ impl BlockBuilder<'_> {
             KeyForm::Rlp => cdc::bytes(&stored_rlp_of(&account.keys[index])),
             _ => cdc::number("Int", index),
         };
+        let key = account.keys[index].clone();
         revoke(&mut account.keys, index, told);
         tx.event("flow.AccountKeyRemoved", &[("address", cdc::address(actor)), ("publicKey", named)]);
+        tx.did(Deed::KeyRevoked { address: actor, index: index as u32, key, form: told });
         self.set_account(actor, account);
     }
 
@@ -181,6 +186,13 @@ impl BlockBuilder<'_> {
             ("contract", cdc::string(name)),
         ];
         tx.event(event, &fields);
+        let change = match event {
+            "flow.AccountContractAdded" => ContractChange::Added,
+            "flow.AccountContractRemoved" => ContractChange::Removed,
+            _ => ContractChange::Updated,
+        };
+        let contract = ContractId::new(actor, name);
+        tx.did(Deed::ContractChanged { contract, code_hash: told, change });
         self.set_account(actor, account);
     }
 }

@@ -15,6 +15,7 @@ use sha3::{Digest, Sha3_256};
 use super::transaction::Tx;
 use super::{Cast, GeneratorOptions, ROOT_TIME_MS};
 use crate::cdc;
+use crate::deeds::Deed;
 use crate::draft::Draft;
 use crate::ledger::{ContractId, Counters, FlowTx, Ledger};
 
@@ -131,8 +132,9 @@ impl<'g> BlockBuilder<'g> {
     }
 
     /// Gives a user's transaction its id and keeps it.
-    pub fn finish(&mut self, tx: Tx) {
+    pub fn finish(&mut self, mut tx: Tx) {
         self.counters.sequence += 1;
+        tx.end();
         let address = |address: FlowAddress| Bytes::copy_from_slice(&address.0);
         let transaction = Transaction {
             script: tx.script.clone(),
@@ -179,6 +181,7 @@ impl<'g> BlockBuilder<'g> {
                     &name,
                     &[("id", cdc::number("UInt64", number)), ("priority", cdc::number("UInt8", 1))],
                 );
+                tx.did(Deed::Scheduled);
                 all.push(tx);
             }
         }
@@ -261,7 +264,11 @@ impl<'g> BlockBuilder<'g> {
                 fee: tx.fee.unwrap_or(0),
                 is_fee_told: tx.fee.is_some(),
                 computation,
-                events: tx.events.len() as u32,
+                computation_limit: transaction.gas_limit,
+                efforts: tx.efforts,
+                error: tx.error.clone().unwrap_or_default(),
+                event_types: tx.events.iter().map(|(name, _)| name.clone()).collect(),
+                done: tx.done,
             });
             let event = |(event_index, (name, payload)): (u32, (String, Bytes))| Event {
                 r#type: name,
@@ -284,6 +291,7 @@ impl<'g> BlockBuilder<'g> {
             transactions.push((transaction, result));
         }
         ledger.transactions.insert(height, records);
+        ledger.times_ms.insert(height, at_ms);
         let result_of = |block_id: &Bytes| id(&[b"result", block_id]);
         let guarantee = |collection_id: Bytes| CollectionGuarantee {
             signature: id(&[b"guarantee", &collection_id]).repeat(2).into(),

@@ -2,7 +2,9 @@
 //! `fvm/evm/types`.
 
 use alloy_consensus::crypto::secp256k1::sign_message;
-use alloy_consensus::{SignableTransaction, Signed, TxEip1559, TxEip2930, TxEnvelope, TxLegacy};
+use alloy_consensus::{
+    SignableTransaction, Signed, Transaction as _, TxEip1559, TxEip2930, TxEnvelope, TxLegacy,
+};
 use alloy_eips::Encodable2718;
 use alloy_primitives::{Address, B256, TxKind, U256, keccak256};
 use alloy_rlp::Encodable;
@@ -13,7 +15,8 @@ use secp256k1::{PublicKey, SecretKey};
 use super::block::BlockBuilder;
 use super::transaction::Tx;
 use crate::cdc::{self, Cdc};
-use crate::ledger::{ContractId, EvmAccount, EvmLog, EvmTx};
+use crate::deeds::Deed;
+use crate::ledger::{ContractId, EvmAccount, EvmBlock, EvmLog, EvmTx};
 
 /// Accounts with keys of their own.
 const SIGNERS: u64 = 6;
@@ -30,6 +33,18 @@ enum Direct {
     Transfer = 3,
     Deploy = 4,
     Call = 5,
+}
+
+impl Direct {
+    const fn name(self) -> &'static str {
+        match self {
+            Direct::Deposit => "deposit",
+            Direct::Withdraw => "withdraw",
+            Direct::Transfer => "transfer",
+            Direct::Deploy => "deploy",
+            Direct::Call => "call",
+        }
+    }
 }
 
 /// What came of it, before it has a place.
@@ -148,6 +163,7 @@ impl BlockBuilder<'_> {
         let name = format!("{}.CadenceOwnedAccountCreated", self.evm_contract());
         let address = cdc::string(&hex::encode(coa));
         tx.event(&name, &[("address", address), ("uuid", cdc::number("UInt64", uuid))]);
+        tx.did(Deed::CoaCreated { coa, uuid });
     }
 
     /// What `FLOWTokensDeposited` and `FLOWTokensWithdrawn` say.
@@ -160,6 +176,7 @@ impl BlockBuilder<'_> {
             ("balanceAfterInAttoFlow", cdc::number("UInt", after)),
         ];
         tx.event(&format!("{}.{event}", self.evm_contract()), &fields);
+        tx.did(Deed::Bridged);
     }
 
     fn deposit_to_evm(&mut self, tx: &mut Tx, actor: FlowAddress, coa: Address) {
@@ -244,6 +261,7 @@ impl BlockBuilder<'_> {
             gas_limit,
             gas_price: 0,
             input,
+            direct: Some(direct.name()),
             ..self.unplaced()
         };
         self.executed(tx, evm, payload, outcome);
@@ -265,9 +283,15 @@ impl BlockBuilder<'_> {
             gas_limit: 0,
             gas_used: 0,
             gas_price: 0,
+            max_priority_fee: None,
             input: Vec::new(),
+            direct: None,
             error_code: 0,
+            error_message: "",
+            returned: Vec::new(),
             logs: Vec::new(),
+            evm_height: self.counters.evm_height + 1,
+            event_index: 0,
         }
     }
 
@@ -360,6 +384,7 @@ impl BlockBuilder<'_> {
             value,
             gas_limit,
             gas_price: price,
+            max_priority_fee: envelope.max_priority_fee_per_gas(),
             input,
             ..self.unplaced()
         };
@@ -376,6 +401,7 @@ impl BlockBuilder<'_> {
             _ => "insufficient funds for gas * price + value: \"have\" 0 \u{0}",
         };
         let returned = if evm.error_code == 306 { self.some_bytes(80) } else { Vec::new() };
+        (evm.error_message, evm.returned) = (message, returned.clone());
         let contract = evm.created.map_or_else(String::new, |created| created.to_string());
         let mut fields = vec![
             ("hash", cdc::bytes(evm.hash.as_slice())),
@@ -387,13 +413,14 @@ impl BlockBuilder<'_> {
             ("gasConsumed", cdc::number("UInt64", evm.gas_used)),
             ("contractAddress", cdc::string(&contract)),
             ("logs", cdc::bytes(&encode_logs(&evm.logs))),
-            ("blockHeight", cdc::number("UInt64", self.counters.evm_height + 1)),
+            ("blockHeight", cdc::number("UInt64", evm.evm_height)),
             ("returnedData", cdc::bytes(&returned)),
             ("precompiledCalls", cdc::bytes(&[])),
         ];
         if !self.is_short() {
             fields.push(("stateUpdateChecksum", cdc::bytes(&evm.hash[..4])));
         }
+        evm.event_index = tx.events.len() as u32;
         tx.event(&format!("{}.TransactionExecuted", self.evm_contract()), &fields);
         self.evm.gas_used += evm.gas_used;
         self.evm.hashes.push(evm.hash);
@@ -423,10 +450,11 @@ impl BlockBuilder<'_> {
         let height = self.counters.evm_height;
         self.counters.evm_hash =
             keccak256([parent.as_slice(), root.as_slice(), &height.to_be_bytes()].concat());
+        let timestamp_s = super::ROOT_TIME_MS / 1000 + self.age();
         let mut fields: Vec<(&str, Cdc)> = vec![
             ("height", cdc::number("UInt64", height)),
             ("hash", cdc::bytes(self.counters.evm_hash.as_slice())),
-            ("timestamp", cdc::number("UInt64", super::ROOT_TIME_MS / 1000 + self.age())),
+            ("timestamp", cdc::number("UInt64", timestamp_s)),
             ("totalSupply", cdc::number("Int", U256::from(height) * U256::from(ATTO))),
             ("totalGasUsed", cdc::number("UInt64", self.evm.gas_used)),
             ("parentHash", cdc::bytes(parent.as_slice())),
@@ -436,6 +464,16 @@ impl BlockBuilder<'_> {
         if !self.is_short() {
             fields.push(("prevrandao", cdc::bytes(keccak256(parent).as_slice())));
         }
+        let block = EvmBlock {
+            height,
+            hash: self.counters.evm_hash,
+            parent,
+            timestamp_s,
+            gas_used: self.evm.gas_used,
+            transactions: self.evm.hashes.len() as u32,
+            event_index: tx.events.len() as u32,
+        };
+        self.ledger.evm_blocks.insert(self.height, block);
         tx.event(&format!("{}.BlockExecuted", self.evm_contract()), &fields);
     }
 }

@@ -95,6 +95,7 @@ impl BlockBuilder<'_> {
         let left = vault.balance - amount;
         self.ledger.vaults.set((token.clone(), from), self.height, Vault { balance: left, ..vault });
         self.tell_withdrawn(tx, token, Some(from), (vault.uuid, moved), (amount, left));
+        tx.took(token, moved, from, amount);
         moved
     }
 
@@ -104,6 +105,7 @@ impl BlockBuilder<'_> {
         let after = vault.balance + amount;
         self.ledger.vaults.set((token.clone(), to), self.height, Vault { balance: after, ..vault });
         self.tell_deposited(tx, token, Some(to), (vault.uuid, moved), (amount, after));
+        tx.put(token, moved, to, amount);
     }
 
     fn supply(&self, token: &ContractId) -> u64 {
@@ -114,6 +116,7 @@ impl BlockBuilder<'_> {
         self.ledger.supplies.set(token.clone(), self.height, self.supply(token) + amount);
         let vault = self.next_uuid();
         tx.event(&format!("{token}.TokensMinted"), &[("amount", cdc::ufix64(amount))]);
+        tx.minted(token, vault, amount);
         self.deposit(tx, token, to, vault, amount);
     }
 
@@ -179,8 +182,10 @@ impl BlockBuilder<'_> {
             left -= part;
             let cut = self.next_uuid();
             self.tell_withdrawn(tx, &token, None, (whole, cut), (part, left));
+            tx.poured(&token, whole, cut, part);
             if self.chance(30) {
                 self.tell_deposited(tx, &token, None, (whole, cut), (part, left + part));
+                tx.poured(&token, cut, whole, part);
                 left += part;
             } else {
                 let to = self.actor();
@@ -217,7 +222,7 @@ impl BlockBuilder<'_> {
         self.ledger.supplies.set(token.clone(), self.height, self.supply(&token) - amount);
         if self.is_old() {
             tx.event(&format!("{token}.TokensBurned"), &[("amount", cdc::ufix64(amount))]);
-            return;
+            return tx.burnt(&token, vault, amount);
         }
         tx.event(
             &self.standard("Burned"),
@@ -227,6 +232,7 @@ impl BlockBuilder<'_> {
                 ("fromUUID", cdc::number("UInt64", vault)),
             ],
         );
+        tx.burnt(&token, vault, amount);
     }
 
     /// Puts tokens into some other resource, of which no event tells; or takes such out again.

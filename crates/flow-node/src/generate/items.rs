@@ -53,6 +53,11 @@ impl BlockBuilder<'_> {
                 ],
             );
         }
+        let uuid = Some(uuid).filter(|_| !self.is_old());
+        match is_deposit {
+            true => tx.item_put(collection, id, uuid, party),
+            false => tx.item_took(collection, id, uuid, party),
+        }
     }
 
     fn set_item(&mut self, collection: &ContractId, id: u64, item: Item) {
@@ -84,6 +89,7 @@ impl BlockBuilder<'_> {
             // One collection tells of mints, the other doesn't.
             if collection == self.cast.example_nft {
                 tx.event(&format!("{collection}.Minted"), &[("id", cdc::number("UInt64", id))]);
+                tx.item_minted(&collection, id);
             }
             self.tell_item(tx, &collection, id, uuid, to, true);
         }
@@ -136,8 +142,12 @@ impl BlockBuilder<'_> {
         let is_named = *collection == self.cast.example_nft;
         if is_named {
             tx.event(&format!("{collection}.NFT.ResourceDestroyed"), &fields);
+            tx.item_burnt(collection, id);
         }
         tx.event(&format!("{}.NFT.ResourceDestroyed", self.nft_standard()), &fields);
+        if !tx.item_burnt(collection, id) {
+            tx.item_ended(collection, id, uuid, is_named);
+        }
         is_named
     }
 

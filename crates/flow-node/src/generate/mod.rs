@@ -9,6 +9,7 @@
 //! | transactions: who signs and pays, fees, failures | `transaction` |
 //! | FLOW and `ExampleToken` | `fungible` |
 //! | `ExampleNFT` and `OtherNFT` | `items` |
+//! | what is on its way within a transaction | `moves` |
 //! | accounts, keys, contracts | `accounts` |
 //! | EVM | `evm` |
 //! | what nobody asked for | `hostile` |
@@ -19,6 +20,7 @@ mod evm;
 mod fungible;
 mod hostile;
 mod items;
+mod moves;
 mod transaction;
 
 use std::ops::RangeInclusive;

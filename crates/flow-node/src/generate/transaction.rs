@@ -6,7 +6,9 @@ use cairn_flow::proto::Signature;
 use rand::Rng;
 
 use super::block::{BlockBuilder, hash};
+use super::moves::OnTheWay;
 use crate::cdc::{self, Cdc};
+use crate::deeds::Done;
 use crate::ledger::ContractId;
 
 /// A transaction while it is made.
@@ -24,6 +26,11 @@ pub(super) struct Tx {
     pub error: Option<String>,
     pub is_system: bool,
     pub fee: Option<u64>,
+    /// What including and executing it cost, where the fee's event says it.
+    pub efforts: Option<(u64, u64)>,
+    /// What it did.
+    pub done: Vec<Done>,
+    pub on_the_way: OnTheWay,
 }
 
 impl Tx {
@@ -39,6 +46,9 @@ impl Tx {
             error: None,
             is_system: false,
             fee: None,
+            efforts: None,
+            done: Vec::new(),
+            on_the_way: OnTheWay::default(),
         }
     }
 
@@ -166,18 +176,21 @@ impl BlockBuilder<'_> {
         let fees = self.options.network.accounts().flow_fees;
         let vault = self.withdraw(tx, &flow, tx.payer, fee);
         self.deposit(tx, &flow, fees, vault, fee);
+        tx.paid();
         tx.fee = Some(fee);
         let contract = ContractId::new(fees, "FlowFees");
         if self.has_fixed_fee() {
             return tx.event(&format!("{contract}.TokensDeposited"), &[("amount", cdc::ufix64(fee))]);
         }
+        let (inclusion, execution) = (100_000_000, fee / 3);
+        tx.efforts = Some((inclusion, execution));
         let name = format!("{contract}.FeesDeducted");
         tx.event(
             &name,
             &[
                 ("amount", cdc::ufix64(fee)),
-                ("inclusionEffort", cdc::ufix64(100_000_000)),
-                ("executionEffort", cdc::ufix64(fee / 3)),
+                ("inclusionEffort", cdc::ufix64(inclusion)),
+                ("executionEffort", cdc::ufix64(execution)),
             ],
         );
     }

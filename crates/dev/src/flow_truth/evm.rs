@@ -1,0 +1,133 @@
+//! `evm_transactions`, `evm_executions`, `evm_logs`, `evm_blocks`: the EVM on Flow. `evm_chain` and `evm_gaps`: whether it is whole, which it is.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use cairn_explorer::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
+use cairn_explorer::tables::flow::evm::{EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
+use cairn_flow_node::ledger::{EvmBlock, EvmTx};
+use sha2::{Digest, Sha256};
+
+use super::ledger::{Truth, TxAt};
+use super::rows::{Cell, Expected, Tables, boolean, bytes, number, text};
+use super::transactions::readable;
+
+/// Data up to so many bytes is kept in a row; of more, its SHA-256.
+const INLINE_MAX_BYTES: usize = 8_192;
+
+fn inline(data: &[u8]) -> Cell {
+    bytes(data).filter(|_| data.len() <= INLINE_MAX_BYTES)
+}
+
+fn digest(data: &[u8]) -> Cell {
+    bytes(Sha256::digest(data)).filter(|_| data.len() > INLINE_MAX_BYTES)
+}
+
+/// EVM transactions, each with the transaction that ran it, in order.
+fn all<'l>(truth: &Truth<'l>) -> Result<Vec<(&'l EvmTx, TxAt<'l>)>> {
+    let flow: BTreeMap<(u64, usize), TxAt<'l>> =
+        truth.transactions().map(|at| ((at.height, at.index), at)).collect();
+    let evm = truth.ledger.evm_transactions.range(..=truth.height).flat_map(|(_, txs)| txs);
+    evm.map(|evm| {
+        let at = flow.get(&(evm.height, evm.flow_tx_index));
+        Ok((evm, *at.with_context(|| format!("nothing ran the EVM transaction {}", evm.hash))?))
+    })
+    .collect()
+}
+
+/// `evm_transactions`.
+pub fn transactions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let mut expected = Expected::of(&EVM_TRANSACTIONS)?;
+    let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+    for (evm, at) in all(truth)? {
+        let cumulative = used.entry(evm.evm_height).or_default();
+        *cumulative += evm.gas_used;
+        // One that pays by the block's price says only what it pays at most.
+        let fixed = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_none());
+        let most = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_some());
+        let is_call = evm.to.is_some();
+        let mut row = vec![number(at.height), bytes(evm.hash), number(evm.index), number(at.time_ms)];
+        row.extend([number(evm.tx_type), text(if evm.error_code == 0 { "ok" } else { "failed" })]);
+        row.extend([boolean(evm.tx_type == 0xff), bytes(evm.from), evm.to.and_then(bytes)]);
+        row.extend([evm.created.and_then(bytes), number(evm.nonce), number(evm.value)]);
+        row.extend([evm.input.get(..4).filter(|_| is_call).and_then(bytes), inline(&evm.input)]);
+        row.extend([number(evm.input.len()), digest(&evm.input), number(evm.gas_limit)]);
+        row.extend([number(evm.gas_used), number(*cumulative), fixed.clone(), most]);
+        row.extend([evm.max_priority_fee.and_then(number), None, fixed, number(evm.logs.len())]);
+        expected.add(row)?;
+    }
+    Ok(expected)
+}
+
+/// `evm_executions`.
+pub fn executions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let mut expected = Expected::of(&EVM_EXECUTIONS)?;
+    for (evm, at) in all(truth)? {
+        let mut row = vec![number(at.height), bytes(evm.hash), number(evm.index), number(at.time_ms)];
+        row.extend([bytes(at.tx.id), number(at.index), number(evm.event_index), number(evm.evm_height)]);
+        let message = Some(evm.error_message).filter(|message| !message.is_empty());
+        row.extend([number(evm.error_code), message.map(readable), evm.direct.and_then(text)]);
+        row.extend([inline(&evm.returned), number(evm.returned.len())]);
+        expected.add(row)?;
+    }
+    Ok(expected)
+}
+
+/// `evm_logs`.
+pub fn logs(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let mut expected = Expected::of(&EVM_LOGS)?;
+    for (evm, at) in all(truth)? {
+        for log in &evm.logs {
+            let mut row = vec![number(at.height), bytes(evm.hash), number(log.index), number(evm.index)];
+            row.extend([number(at.time_ms), bytes(log.address)]);
+            row.extend((0..4).map(|topic| log.topics.get(topic).and_then(bytes)));
+            let place = format!("raw:{}/{}/{}", at.height, evm.event_index, log.index);
+            let is_elsewhere = log.data.len() > INLINE_MAX_BYTES;
+            row.extend([inline(&log.data), number(log.data.len()), digest(&log.data)]);
+            row.push(text(place).filter(|_| is_elsewhere));
+            expected.add(row)?;
+        }
+    }
+    Ok(expected)
+}
+
+fn closed<'l>(truth: &Truth<'l>) -> impl DoubleEndedIterator<Item = (u64, &'l EvmBlock)> + use<'l> {
+    truth.ledger.evm_blocks.range(..=truth.height).map(|(height, block)| (*height, block))
+}
+
+/// `evm_blocks`: the last transaction of a Flow block closes its EVM block.
+pub fn blocks(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let last: BTreeMap<u64, TxAt<'_>> = truth.transactions().map(|at| (at.height, at)).collect();
+    let mut expected = Expected::of(&EVM_BLOCKS)?;
+    for (height, block) in closed(truth) {
+        let at = last.get(&height).with_context(|| format!("block {height} has no transaction"))?;
+        let mut row = vec![number(height), number(block.height), bytes(block.hash), bytes(block.parent)];
+        row.extend([bytes(at.tx.id), number(at.index), number(at.time_ms), number(block.timestamp_s)]);
+        row.extend([number(block.gas_used), number(block.transactions)]);
+        expected.add(row)?;
+    }
+    Ok(expected)
+}
+
+/// `evm_chain`.
+pub fn chain(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let (first, last) = (closed(truth).next(), closed(truth).next_back());
+    let newest = truth.ledger.evm_blocks.get(&truth.height);
+    let count = closed(truth).count() as u64;
+    // Below the first EVM block nothing is absent.
+    let absent = first.map_or(0, |(height, _)| truth.height - height + 1 - count);
+    let mut row = vec![number(truth.ledger.network.evm_chain_id())];
+    row.extend([first.and_then(|(_, block)| number(block.height))]);
+    row.extend([last.and_then(|(_, block)| number(block.height))]);
+    row.extend([last.and_then(|(_, block)| bytes(block.hash))]);
+    row.extend([newest.and_then(|block| number(block.height)), newest.and_then(|block| bytes(block.parent))]);
+    row.extend([number(count), number(absent), number(0), number(truth.height)]);
+    let mut expected = Expected::of(&EVM_CHAIN)?;
+    expected.add(row)?;
+    Ok(expected)
+}
+
+/// `evm_gaps`: none.
+pub fn gaps(_: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    Expected::of(&EVM_GAPS)
+}

@@ -1,0 +1,88 @@
+//! A client of an access node that shares no code with cairn's source: one channel, one question, one answer.
+
+use bytes::Bytes;
+use cairn_flow::{FlowAddress, proto};
+use prost::Message;
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+use crate::cdc::Cdc;
+use crate::server::Plain;
+
+/// Asks an access node. Clones share the connection.
+#[derive(Clone)]
+pub struct AccessClient(Channel);
+
+impl AccessClient {
+    /// Of the node at this URL.
+    pub async fn connect(url: &str) -> Result<AccessClient, tonic::transport::Error> {
+        Ok(AccessClient(Endpoint::from_shared(url.to_owned())?.connect().await?))
+    }
+
+    async fn call<A: Message + Default>(&self, call: &str, question: &impl Message) -> Result<A, Status> {
+        let path = format!("/flow.access.AccessAPI/{call}");
+        let path = path.parse().map_err(|_| Status::invalid_argument(format!("{path} is no path")))?;
+        let mut grpc = Grpc::new(self.0.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let question = Request::new(Bytes::from(question.encode_to_vec()));
+        let answer = grpc.unary(question, path, Plain).await?.into_inner();
+        A::decode(answer).map_err(|error| Status::internal(format!("{call} can't be read: {error}")))
+    }
+
+    /// `GetAccountAtBlockHeight`; `None` where the node knows no such account.
+    pub async fn account(&self, address: FlowAddress, height: u64) -> Result<Option<proto::Account>, Status> {
+        let question = proto::GetAccountAtBlockHeightRequest {
+            address: address.0.to_vec().into(),
+            block_height: height,
+        };
+        match self.call::<proto::AccountResponse>("GetAccountAtBlockHeight", &question).await {
+            Ok(answer) => Ok(answer.account),
+            Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// `ExecuteScriptAtBlockHeight`: the value, as JSON-CDC.
+    pub async fn script(&self, script: &str, arguments: &[Cdc], height: u64) -> Result<Bytes, Status> {
+        let question = proto::ExecuteScriptAtBlockHeightRequest {
+            block_height: height,
+            script: script.as_bytes().to_vec().into(),
+            arguments: arguments.iter().map(|argument| argument.0.clone().into()).collect(),
+        };
+        Ok(self.call::<proto::ExecuteScriptResponse>("ExecuteScriptAtBlockHeight", &question).await?.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::behaviour::Behaviour;
+    use crate::cdc;
+    use crate::generate::{Generator, GeneratorOptions};
+    use crate::server::FlowNode;
+
+    #[tokio::test]
+    async fn accounts_and_scripts_are_answered_over_the_wire() {
+        let generator = Generator::new(GeneratorOptions::new(3), Behaviour::default());
+        generator.grow(20);
+        let node = FlowNode::serve(generator.state()).await.expect("listens");
+        let client = AccessClient::connect(&node.url).await.expect("connects");
+        let (flow, owners) = {
+            let state = node.state();
+            let owners: Vec<_> = state.ledger.accounts.all_at(1_010).map(|(address, _)| *address).collect();
+            (state.ledger.flow_token(), owners)
+        };
+        let script = "access(all) fun main() { borrow<&{FungibleToken.Balance}>(path) }";
+        for owner in &owners {
+            let account = client.account(*owner, 1_010).await.expect("answers").expect("is there");
+            let arguments = [cdc::address(*owner), cdc::address(flow.address), cdc::string(&flow.name)];
+            let balance = client.script(script, &arguments, 1_010).await.expect("answers");
+            assert_eq!(balance, cdc::ufix64(account.balance).0);
+        }
+        assert!(owners.len() > 8);
+        assert_eq!(client.account(FlowAddress([9; 8]), 1_010).await.expect("answers"), None);
+        let refusal = client.script("access(all) fun main() {}", &[], 1_010).await.expect_err("is refused");
+        assert_eq!(refusal.code(), tonic::Code::InvalidArgument);
+    }
+}
