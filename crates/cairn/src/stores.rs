@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use async_trait::async_trait;
+use cairn_backends::LogTerms;
 use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
 use cairn_backends::postgres::raw::{LookupFault, PartitionSizes, Repaired};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
-use cairn_backends::sqlite::{LogTerms, SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
+use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
 use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
 use cairn_pipeline::ingest::IngestStore;
 use cairn_store::derived::{Catalog, DerivedDump, DerivedReader, DerivedSnapshot, DerivedStore, ErrorLog};
@@ -134,12 +135,8 @@ impl RawStore for PgRawStore {
         PgRawStore::repair_block(self, block).await
     }
 
-    async fn repair_index(&self, heights: Vec<HeightRange>, _terms: LogTerms) -> Result<(), StoreError> {
-        let heights: Vec<String> = heights.iter().map(ToString::to_string).collect();
-        Err(StoreError::Invalid(format!(
-            "the index runs of log terms of heights {} are damaged, and on PostgreSQL they can't be made anew in place: fill a new database",
-            heights.join(", ")
-        )))
+    async fn repair_index(&self, heights: Vec<HeightRange>, terms: LogTerms) -> Result<(), StoreError> {
+        PgRawStore::repair_index(self, heights, terms).await.map(drop)
     }
 
     async fn maintain_partitions(&self) -> Result<bool, StoreError> {

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rusqlite::Connection;
+use serde_json::{Value, json};
 use support::node::MockNode;
 use support::*;
 
@@ -235,6 +236,72 @@ fn repair_mends_what_was_damaged_on_postgres() {
     assert!(
         again.contains("0 rows differ") && again.contains("0 damaged") && again.contains("0 written"),
         "{again}"
+    );
+}
+
+/// Logs by an address, as whoever asks the archive gets them.
+fn logs(dir: &Path, server: Option<&Server>, address: Option<&str>) -> Result<Value, Value> {
+    let service = Service::start(at(dir, server).args(["serve", "--data", "archive"]));
+    let mut filter = json!({"fromBlock": "0x0", "toBlock": "latest"});
+    if let Some(address) = address {
+        filter["address"] = json!(address);
+    }
+    let answer = service.call("eth_getLogs", json!([filter]));
+    assert!(service.stop().0.success());
+    answer
+}
+
+/// Whatever of the index is lost: an error, named by `verify`, made anew by `repair`, and the right answer again.
+fn the_index_of_logs_is_made_anew(server: Option<&Server>, damages: &[&str]) {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    fill(dir.path(), server, &node);
+    let run = |args: &[&str]| end_of(at(dir.path(), server).args(args).args(["--data", "archive"]));
+    let all = logs(dir.path(), server, None).expect("answers");
+    let address = all[0]["address"].as_str().expect("there are logs").to_owned();
+    let right = logs(dir.path(), server, Some(&address)).expect("answers");
+    assert!(!right.as_array().expect("a list").is_empty());
+    for damage in damages {
+        match server {
+            Some(server) => server.sql(damage),
+            None => sqlite(dir.path(), "raw.sqlite", damage),
+        }
+        let wrong = logs(dir.path(), server, Some(&address));
+        assert!(wrong.is_err(), "{damage}: {wrong:?}");
+        let named = run(&["verify"]);
+        assert!(!named.status.success() && named.out.contains("index"), "{damage}: {named:?}");
+        let mended = run(&["repair", "--raw-only"]).well();
+        assert!(!mended.contains("index       0 heights damaged"), "{damage}: {mended}");
+        assert!(run(&["verify"]).well().contains("all good"), "{damage}");
+        assert_eq!(logs(dir.path(), server, Some(&address)).expect("answers"), right, "{damage}");
+    }
+}
+
+#[test]
+fn the_index_of_logs_is_made_anew_on_sqlite() {
+    the_index_of_logs_is_made_anew(
+        None,
+        &[
+            "DELETE FROM run_pages WHERE run_id IN (SELECT max(id) FROM runs WHERE kind = 3 AND state = 0 AND entries > 0)",
+            "DELETE FROM run_pages WHERE run_id IN (SELECT max(id) FROM runs WHERE kind = 3 AND state = 0 AND entries > 0); \
+         DELETE FROM runs WHERE id IN (SELECT max(id) FROM runs WHERE kind = 3 AND state = 0 AND entries > 0)",
+            "UPDATE run_pages SET data = CAST(substr(data, 1, length(data) - 1) || x'77' AS BLOB) \
+         WHERE run_id IN (SELECT id FROM runs WHERE kind = 3)",
+        ],
+    );
+}
+
+#[test]
+fn the_index_of_logs_is_made_anew_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    the_index_of_logs_is_made_anew(
+        Some(&server),
+        &[
+            "DELETE FROM raw.run_pages WHERE run_id IN (SELECT max(id) FROM raw.runs WHERE state = 0 AND entries > 0)",
+            "DELETE FROM raw.run_pages WHERE run_id IN (SELECT max(id) FROM raw.runs WHERE state = 0 AND entries > 0); \
+         DELETE FROM raw.runs WHERE id IN (SELECT max(id) FROM raw.runs WHERE state = 0 AND entries > 0)",
+            "UPDATE raw.run_pages SET data = set_byte(data, 60, (get_byte(data, 60) + 1) % 256)",
+        ],
     );
 }
 

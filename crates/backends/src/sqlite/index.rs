@@ -77,6 +77,14 @@ impl<'a> RunPages<'a> {
             .map_err(db)
     }
 
+    /// Whether there is one.
+    pub(super) fn exist(&self) -> Result<bool> {
+        self.conn
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM run_pages WHERE run_id = ?1)")
+            .and_then(|mut statement| statement.query_row([self.run_id as i64], |row| row.get(0)))
+            .map_err(db)
+    }
+
     /// The last page.
     pub(super) fn last(&self) -> Result<Option<StoredPage>> {
         self.at_or_before([0xff; 16])

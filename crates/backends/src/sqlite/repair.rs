@@ -4,9 +4,7 @@
 //! nothing that a reader may not see already. The caller bounds the range; index runs are made anew whole, so that one
 //! transaction may be as large as the largest run that is damaged, while memory holds a piece of it.
 
-use std::sync::Arc;
-
-use cairn_core::{Height, HeightRange, IndexKey, Parts, RawBlock, StoredBlock};
+use cairn_core::{Height, HeightRange, Parts, RawBlock};
 use cairn_store::runs::{RunBuilder, RunInfo, RunKind};
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, params};
@@ -18,14 +16,10 @@ use super::error::{corrupt, db};
 use super::head::{self, get_height, sql};
 use super::index::{self, RunState};
 use super::writer::EncodedBatch;
+use crate::index_runs::{LogTerms, PIECE_HEIGHTS, to_make};
 
 /// The most heights that one call looks at.
 const MAX_HEIGHTS: u64 = 100_000;
-/// A run that is made anew becomes runs of so many heights, which maintenance merges again.
-const PIECE_HEIGHTS: u64 = 1_000;
-
-/// The log terms of a block with its receipts, by the chain's codec.
-pub type LogTerms = Arc<dyn Fn(&StoredBlock) -> std::result::Result<Vec<IndexKey>, String> + Send + Sync>;
 
 impl SqliteStore {
     /// The canonical heights of `range` that have no block, or not as many transactions as the block says, or lack its receipts.
@@ -63,7 +57,8 @@ impl SqliteStore {
                 }
                 let mut made = 0;
                 for kind in RunKind::ALL {
-                    for run in to_make(tx, kind, head.row.range(), &heights)? {
+                    let runs = index::live_runs(tx, kind)?;
+                    for run in to_make(kind, &runs, head.row.range(), &heights) {
                         make_anew(tx, unpacker, kind, &run, &terms)?;
                         made += 1;
                     }
@@ -137,29 +132,6 @@ fn repair_block(conn: &Connection, batch: &EncodedBatch) -> Result<()> {
     }
     blocks::delete(conn, HeightRange::one(block.height))?;
     blocks::insert_all(conn, batch.blocks.iter())
-}
-
-/// The live runs of a kind that hold some of `wanted`, and the gaps between runs in which some of them lie (as runs without a number).
-fn to_make(
-    conn: &Connection,
-    kind: RunKind,
-    canonical: HeightRange,
-    wanted: &[HeightRange],
-) -> Result<Vec<RunInfo>> {
-    let touched = |heights: HeightRange| wanted.iter().any(|range| !range.intersect(heights).is_empty());
-    let gap = |from: Height, to: Height| {
-        let heights = HeightRange::new(from, to.max(from)).intersect(canonical);
-        RunInfo { id: 0, kind, level: 0, heights, entries: 0, bytes: 0 }
-    };
-    let (mut found, mut at) = (Vec::new(), canonical.start());
-    for run in index::live_runs(conn, kind)? {
-        found.push(gap(at, run.heights.start()));
-        at = at.max(run.heights.end());
-        found.push(run);
-    }
-    found.push(gap(at, canonical.end()));
-    found.retain(|run| !run.heights.is_empty() && touched(run.heights));
-    Ok(found)
 }
 
 /// Puts runs that are made from the blocks in the place of one.

@@ -20,6 +20,7 @@ use super::index::{RunPages, demand_time, live_runs};
 use super::pool::ReadTx;
 use super::schema::RAW;
 use super::{blocks, filler};
+use crate::index_runs::{demand_covered, without_pages};
 
 pub(super) struct SqliteSnapshot {
     transaction: Arc<ReadTx>,
@@ -149,7 +150,9 @@ impl RawSnapshot for SqliteSnapshot {
                     return with_logs(&from.conn, range, limit);
                 }
                 let mut found = Vec::new();
-                for run in runs_over(&from.conn, RunKind::LogTerm, range)? {
+                let runs = covering_runs(&from.conn, RunKind::LogTerm, range)?;
+                demand_pages(&from.conn, &runs)?;
+                for run in runs {
                     let pages = RunPages::new(&from.conn, run.id, deadline);
                     let left = limit - found.len();
                     let clipped = range.intersect(run.heights);
@@ -267,6 +270,23 @@ fn runs_over(conn: &Connection, kind: RunKind, range: HeightRange) -> Result<Vec
     Ok(runs)
 }
 
+/// The same, where the answer says what isn't there too: every height has to be in a run.
+fn covering_runs(conn: &Connection, kind: RunKind, range: HeightRange) -> Result<Vec<RunInfo>> {
+    let runs = runs_over(conn, kind, range)?;
+    demand_covered(kind, &runs, range)?;
+    Ok(runs)
+}
+
+/// A run with entries has pages.
+fn demand_pages(conn: &Connection, runs: &[RunInfo]) -> Result<()> {
+    for run in runs.iter().filter(|run| run.entries > 0) {
+        if !RunPages::new(conn, run.id, None).exist()? {
+            return Err(without_pages(run));
+        }
+    }
+    Ok(())
+}
+
 /// Says in which run the damage is.
 fn in_run(error: StoreError, run: &RunInfo) -> StoreError {
     match error {
@@ -288,14 +308,15 @@ fn find<T>(
 ) -> Result<Option<T>> {
     /// How many entries of one key are looked at in one go; nearly always there is one.
     const AT_ONCE: usize = 64;
-    for run in runs_over(conn, kind, range)? {
+    let runs = covering_runs(conn, kind, range)?;
+    for run in &runs {
         let clipped = range.intersect(run.heights);
         let Some(end) = kind.first_position(clipped.end()).checked_sub(1) else { continue };
         let pages = RunPages::new(conn, run.id, deadline);
         let lookup = Lookup::new(kind, &pages);
         let mut at = kind.first_position(clipped.start());
         loop {
-            let positions = lookup.positions(key, at, end, AT_ONCE).map_err(|e| in_run(e, &run))?;
+            let positions = lookup.positions(key, at, end, AT_ONCE).map_err(|e| in_run(e, run))?;
             for position in &positions {
                 if let Some(found) = is_it(Entry { key, position: *position })? {
                     return Ok(Some(found));
@@ -307,6 +328,7 @@ fn find<T>(
             }
         }
     }
+    demand_pages(conn, &runs)?;
     Ok(None)
 }
 

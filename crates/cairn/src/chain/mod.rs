@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use cairn_api::rest::RestChain;
-use cairn_backends::sqlite::LogTerms;
+use cairn_backends::LogTerms;
 use cairn_core::{BlockLayout, ChainId};
 use cairn_explorer::processors::{self, Registration, Settings};
 use cairn_flow::{FlowLayout, Network};

@@ -33,6 +33,7 @@ mod read;
 mod readers;
 mod rebuild;
 mod repair;
+mod repair_index;
 mod repair_lookups;
 mod rows;
 mod runs;

@@ -17,6 +17,7 @@ use super::read::{self, Measured, Which};
 use super::runs::{RunPages, in_run, live_runs};
 use super::view::View;
 use super::{Shared, blocking, evm_lookup, filler};
+use crate::index_runs::{demand_covered, without_pages};
 use crate::postgres::PgConn;
 use crate::postgres::error::{corrupt, db};
 
@@ -203,7 +204,7 @@ impl RawSnapshot for PgSnapshot {
         if query.groups.is_empty() {
             return with_logs(&*self.view.conn().await?, range, limit).await;
         }
-        let runs = runs_over(&*self.view.conn().await?, range).await?;
+        let runs = whole_runs_over(&*self.view.conn().await?, range).await?;
         let (view, runtime, groups) = (self.view.clone(), Handle::current(), query.groups.clone());
         blocking(move || {
             let mut found = Vec::new();
@@ -328,6 +329,23 @@ async fn runs_over(conn: &PgConn, range: HeightRange) -> Result<Vec<RunInfo>> {
     let mut runs = live_runs(conn).await?;
     runs.retain(|run| !run.heights.intersect(range).is_empty());
     Ok(runs)
+}
+
+/// The same, where the answer says what isn't there too: every height has to be in a run, and a run with entries has pages.
+async fn whole_runs_over(conn: &PgConn, range: HeightRange) -> Result<Vec<RunInfo>> {
+    let runs = runs_over(conn, range).await?;
+    demand_covered(RunKind::LogTerm, &runs, range)?;
+    let ids: Vec<i64> = runs.iter().filter(|run| run.entries > 0).map(|run| run.id as i64).collect();
+    let empty = conn
+        .query_opt(
+            "SELECT r.id FROM unnest($1::bigint[]) AS r (id) \
+             WHERE NOT EXISTS (SELECT FROM raw.run_pages p WHERE p.run_id = r.id) LIMIT 1",
+            &[&ids],
+        )
+        .await?;
+    let Some(row) = empty else { return Ok(runs) };
+    let id = get_u64(&row, 0)?;
+    Err(runs.iter().find(|run| run.id == id).map_or_else(|| hole(range.start()), without_pages))
 }
 
 /// The heights in `range` whose blocks have a log.
