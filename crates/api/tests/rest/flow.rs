@@ -148,7 +148,6 @@ async fn every_path_answers_on_flow_as_its_document_says() {
         format!("/v1/accounts/{keyed}/keys?order=asc"),
         format!("/v1/contracts/{contract}/versions"),
         "/v1/flow/evm/blocks?limit=3".into(),
-        "/v1/flow/evm/gaps?kind=absent&order=asc".into(),
         format!("/v1/logs?address={log}"),
         "/v1/stats/daily".into(),
         format!("/v1/search?q={height}"),
