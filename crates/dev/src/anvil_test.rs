@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use crate::anvil::{Anvil, SLOTS_IN_AN_EPOCH};
+use crate::args::KeepArgs;
 use crate::cairn::Cairn;
 use crate::compare::{self, Allowed, RESULT_OR_ERROR};
 use crate::peer::{Peer, wait_until};
@@ -85,9 +86,8 @@ pub struct Options {
     /// Decides every transaction and every moment of a kill.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep data and logs in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 struct Run {
@@ -199,8 +199,8 @@ async fn watch_consistency(
 
 /// `cairn-dev anvil-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
     std::fs::create_dir_all(folder)?;
     let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let traffic = Mutex::new(Traffic::deploy(&node.rpc, &options.contracts, options.seed).await?);

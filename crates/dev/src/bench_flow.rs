@@ -24,6 +24,7 @@ use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use clap::Parser;
 use tokio::process::Command;
 
+use crate::args::{KeepArgs, ServerArgs};
 use crate::bench::{cache_dir, median};
 use crate::bench_pg::{Database, describe};
 use crate::peer::Peer;
@@ -42,9 +43,8 @@ pub struct Options {
     /// The cairn binary.
     #[arg(long)]
     cairn: PathBuf,
-    /// A PostgreSQL server on which databases may be made.
-    #[arg(long, env = "CAIRN_TEST_PG_URL")]
-    postgres: String,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Blocks of the chain.
     #[arg(long, default_value_t = 2_000)]
     blocks: u64,
@@ -57,17 +57,16 @@ pub struct Options {
     /// Blocks that are asked of the node with a limit.
     #[arg(long, default_value_t = 500)]
     limited_blocks: u64,
-    /// Keep logs in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// Runs the benchmark.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    describe(&options.postgres).await?;
-    let temporary = tempfile::tempdir_in(cache_dir()?)?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
+    describe(&options.server.postgres).await?;
+    let folder = options.keep.folder_in(&cache_dir()?)?;
+    let folder = folder.path();
+    std::fs::create_dir_all(folder)?;
     let made = GeneratorOptions {
         transactions: options.transactions..=options.transactions,
         rlp_heights: 0,
@@ -88,7 +87,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         begun.elapsed().as_secs_f64()
     );
     let node = FlowNode::serve(generator.state()).await?;
-    let all = Run { options: &options, folder: &folder, node: &node, requests_per_s: 0, derive: true };
+    let all = Run { options: &options, folder, node: &node, requests_per_s: 0, derive: true };
     let mut seconds = Vec::new();
     for number in 0..options.runs.max(1) {
         seconds.push(all.once(&format!("all-{number}"), options.blocks, Some(events)).await?);
@@ -102,7 +101,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     figure("flow_raw_blocks_per_s", format!("{:.0}", blocks / raw_s), "blocks/s");
     figure("flow_source_blocks_per_s", format!("{:.0}", blocks / source_s), "blocks/s");
     drop(node);
-    limited(&options, &folder).await?;
+    limited(&options, folder).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -119,8 +118,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// Into two new databases; how long it took.
     async fn once(&self, name: &str, blocks: u64, events: Option<u64>) -> Result<f64> {
-        let raw = Database::make(&self.options.postgres, "flow_raw").await?;
-        let app = Database::make(&self.options.postgres, "flow_app").await?;
+        let raw = Database::make(&self.options.server.postgres, "flow_raw").await?;
+        let app = Database::make(&self.options.server.postgres, "flow_app").await?;
         let mut command = Command::new(&self.options.cairn);
         let root = self.node.state().chain.root_height.to_string();
         command.args(["run", "--network", "emulator", "--from", &root, "--exit-after-head"]);

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::anvil::Anvil;
+use crate::args::{KeepArgs, ServerArgs};
 use crate::bench::{cache_dir, median};
 use crate::bench_pg::{Database, describe};
 use crate::peer::Peer;
@@ -50,32 +51,30 @@ pub struct Options {
     /// Compiled tests/contracts.
     #[arg(long)]
     contracts: PathBuf,
-    /// A PostgreSQL server on which databases may be made.
-    #[arg(long, env = "CAIRN_TEST_PG_URL")]
-    postgres: String,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Transfers of the chain.
     #[arg(long, default_value_t = 20_000)]
     transfers: u64,
     /// How often cairn takes the chain; the median counts.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Keep logs in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// Runs the benchmark.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    describe(&options.postgres).await?;
-    let temporary = tempfile::tempdir_in(cache_dir()?)?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
+    describe(&options.server.postgres).await?;
+    let folder = options.keep.folder_in(&cache_dir()?)?;
+    let folder = folder.path();
+    std::fs::create_dir_all(folder)?;
     let anvil = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let head = make_chain(&anvil, &options).await?;
 
     let mut seconds = Vec::new();
     for number in 0..options.runs.max(1) {
-        seconds.push(once(&options, &anvil, &folder, number, head).await?);
+        seconds.push(once(&options, &anvil, folder, number, head).await?);
     }
     let cairn_s = median(seconds);
     let mut seconds = Vec::new();
@@ -151,8 +150,8 @@ async fn send(anvil: &Anvil, transactions: Vec<Value>) -> Result<()> {
 
 /// One run of cairn into two new databases; how long it took.
 async fn once(options: &Options, anvil: &Anvil, folder: &Path, number: usize, head: u64) -> Result<f64> {
-    let raw = Database::make(&options.postgres, "node_raw").await?;
-    let app = Database::make(&options.postgres, "node_app").await?;
+    let raw = Database::make(&options.server.postgres, "node_raw").await?;
+    let app = Database::make(&options.server.postgres, "node_app").await?;
     let mut command = Command::new(&options.cairn);
     command.args(["run", "--rpc", &anvil.url, "--exit-after-head"]);
     command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]);

@@ -36,6 +36,7 @@ use cairn_store::derived::{Coordinator, DerivedReader, DerivedWriter, ReorgAppli
 use cairn_store::{AppendBatch, RawFiller, RawWriter, ReorgMark};
 use clap::Parser;
 
+use crate::args::ServerArgs;
 use crate::bench::{ingest_options, median, presigned_file, verified};
 use crate::bench_derived::{self as made, PER_BLOCK};
 use crate::bench_pg::{Database, copied, copy_into, describe};
@@ -73,9 +74,8 @@ const PAGE_REPEATS: usize = 500;
 #[derive(Parser)]
 #[command(name = "bench postgres", about = "PostgreSQL stores against a bare binary COPY; pages of a list")]
 pub struct Options {
-    /// A PostgreSQL server on which databases may be made.
-    #[arg(long, env = "CAIRN_TEST_PG_URL")]
-    postgres: String,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Transactions of the chain.
     #[arg(long, default_value_t = 400_000)]
     txs: u64,
@@ -91,7 +91,7 @@ pub struct Options {
 
 /// Runs the benchmark.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    describe(&options.postgres).await?;
+    describe(&options.server.postgres).await?;
     let wanted = |part: &str| options.parts.is_empty() || options.parts.iter().any(|name| name == part);
     if wanted("raw") || wanted("lookup") {
         let chain = Chain::read(options.txs, options.fill_workers).await?;
@@ -312,7 +312,7 @@ async fn rounds(
 ) -> Result<(Rounds, PgPool, Database)> {
     let (mut took, mut tables, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     loop {
-        let db = Database::make(&options.postgres, label).await?;
+        let db = Database::make(&options.server.postgres, label).await?;
         let (mut written, pool) = append(&db, chain, Arc::new(EvmLayout), 0, how).await?;
         let bare = bare(&pool, &written).await?;
         let append = written.append.as_secs_f64();
@@ -481,7 +481,7 @@ impl BlockLayout for WithEvmLookups {
 }
 
 async fn raw_with_lookups(options: &Options, chain: &Chain) -> Result<()> {
-    let db = Database::make(&options.postgres, "lookup").await?;
+    let db = Database::make(&options.server.postgres, "lookup").await?;
     let (written, pool) =
         append(&db, chain, Arc::new(WithEvmLookups), options.lookups, (Way::Ranges, false)).await?;
     let mut tables = Vec::new();
@@ -500,7 +500,7 @@ async fn raw_with_lookups(options: &Options, chain: &Chain) -> Result<()> {
 async fn derived(options: &Options) -> Result<()> {
     const CHUNKS: u64 = 30;
     const HEIGHTS: u64 = 100;
-    let db = Database::make(&options.postgres, "derived").await?;
+    let db = Database::make(&options.server.postgres, "derived").await?;
     let pool = db.pool()?;
     let store = open_derived(&db).await?;
     let mut lease = made::claim(&store, "writer").await?;
@@ -543,7 +543,7 @@ async fn open_derived(db: &Database) -> Result<PgDerived> {
 }
 
 async fn pages(options: &Options) -> Result<()> {
-    let db = Database::make(&options.postgres, "pages").await?;
+    let db = Database::make(&options.server.postgres, "pages").await?;
     let (pool, store) = (db.pool()?, open_derived(&db).await?);
     let rows = 300_000;
     made::fill_postgres(&store, &pool, rows).await?;

@@ -18,6 +18,7 @@ use tokio::process::Command;
 
 use crate::anvil::{Anvil, SLOTS_IN_AN_EPOCH};
 use crate::anvil_test::FOLLOW;
+use crate::args::KeepArgs;
 use crate::cairn::Cairn;
 use crate::report::{Report, totals_of};
 use crate::traffic::Traffic;
@@ -47,15 +48,14 @@ pub struct Options {
     /// The folder of viem.mjs and web3_client.py.
     #[arg(long)]
     scripts: PathBuf,
-    /// Keep data and logs in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// `cairn-dev client-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
     std::fs::create_dir_all(folder)?;
     let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let mut traffic = Traffic::deploy(&node.rpc, &options.contracts, 2).await?;

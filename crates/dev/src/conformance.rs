@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use cairn_api::conformance as suite;
 use clap::Args;
 
+use crate::args::KeepArgs;
 use crate::cairn::Cairn;
 use crate::report::{Report, figure};
 use crate::rpc::Rpc;
@@ -36,9 +37,8 @@ pub struct TestOptions {
     /// The suite's folder, with chain.rlp, receipts.json.gz and genesis.json.
     #[arg(long)]
     suite: PathBuf,
-    /// Keep data and logs in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// Asks all the suite's requests.
@@ -77,8 +77,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
 /// `cairn-dev conformance-test`: imports the suite's chain, serves it, asks.
 pub async fn test(options: TestOptions) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
     std::fs::create_dir_all(folder)?;
     let cairn = Cairn::new(&options.cairn, folder)?;
     let file = |name: &str| {

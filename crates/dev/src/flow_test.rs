@@ -20,6 +20,7 @@ use clap::Args;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::args::{KeepArgs, ServerArgs};
 use crate::flow_archive::{App, Archive, Raw};
 use crate::flow_truth::{self, COMPARISONS, NodeTruth, Tables, Truth};
 use crate::peer::Peer;
@@ -43,9 +44,8 @@ pub struct Options {
     /// The cairn binary.
     #[arg(long)]
     cairn: PathBuf,
-    /// A PostgreSQL server on which databases may be made.
-    #[arg(long)]
-    postgres: String,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Blocks before anything forks.
     #[arg(long, default_value_t = 800)]
     blocks: u64,
@@ -55,22 +55,21 @@ pub struct Options {
     /// Decides the chain and its forks.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep logs in this folder, and the databases.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// Runs it and prints its cases.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
+    std::fs::create_dir_all(folder)?;
     println!("seed {}", options.seed);
     let mut report = Report::default();
-    let live = archives(&options, &folder, "live").await?;
-    let clean = archives(&options, &folder, "clean").await?;
+    let live = archives(&options, folder, "live").await?;
+    let clean = archives(&options, folder, "clean").await?;
     let played = play(&options, &live, &clean, &mut report).await;
-    if options.keep.is_none() {
+    if !options.keep.keeps() {
         for archive in live.into_iter().chain(clean) {
             archive.drop().await?;
         }
@@ -81,7 +80,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
 async fn archives(options: &Options, folder: &Path, name: &str) -> Result<Vec<Archive>> {
     let sqlite = Archive::sqlite(&options.cairn, folder, name)?;
-    Ok(vec![sqlite, Archive::postgres(&options.cairn, folder, name, &options.postgres).await?])
+    Ok(vec![sqlite, Archive::postgres(&options.cairn, folder, name, &options.server.postgres).await?])
 }
 
 /// An archive with the process that works on it.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::process::Command;
 
+use crate::args::KeepArgs;
 use crate::cairn::Cairn;
 use crate::compare::{self, Allowed};
 use crate::peer::{Peer, free_port, wait_until};
@@ -37,9 +38,8 @@ pub struct Options {
     /// The folder with chain.rlp, genesis.json and headfcu.json.
     #[arg(long)]
     suite: PathBuf,
-    /// Keep data and logs in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 struct Geth {
@@ -129,8 +129,8 @@ async fn choose_head(port: u16, secret: &[u8], choice: &Value) -> Result<()> {
 
 /// `cairn-dev geth-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder: &Path = options.keep.as_deref().unwrap_or(temporary.path());
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
     std::fs::create_dir_all(folder)?;
     let geth = Geth::start(&options.geth, &options.suite, folder).await?;
     let cairn = Cairn::new(&options.cairn, folder)?;

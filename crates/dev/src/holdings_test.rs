@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::anvil::Anvil;
 use crate::anvil_test::FOLLOW;
+use crate::args::KeepArgs;
 use crate::cairn::Cairn;
 use crate::databases::Databases;
 use crate::holdings_truth::Truth;
@@ -47,9 +48,8 @@ pub struct Options {
     /// Decides every transaction and every fork.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep logs and data in this folder, and the databases.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// A cairn that follows the chain.
@@ -99,16 +99,16 @@ impl Follower {
 
 /// `cairn-dev holdings-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
     println!("seed {}", options.seed);
     let databases = match &options.postgres {
         Some(server) => Some(Databases::make(server, "cairn_holdings").await?),
         None => None,
     };
     let mut report = Report::default();
-    let played = play(&options, &folder, databases.as_ref(), &mut report).await;
-    if let (Some(databases), None) = (databases, &options.keep) {
+    let played = play(&options, folder, databases.as_ref(), &mut report).await;
+    if let (Some(databases), false) = (databases, options.keep.keeps()) {
         databases.drop().await?;
     }
     played?;

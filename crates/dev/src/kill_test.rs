@@ -15,6 +15,7 @@ use rand::{Rng, SeedableRng};
 use tokio::process::Command;
 
 use crate::anvil::Anvil;
+use crate::args::{KeepArgs, ServerArgs};
 use crate::databases::Databases;
 use crate::peer::Peer;
 use crate::report::{Report, figure};
@@ -39,18 +40,16 @@ pub struct Options {
     /// Compiled tests/contracts.
     #[arg(long)]
     contracts: PathBuf,
-    /// A PostgreSQL server on which databases may be made.
-    #[arg(long)]
-    postgres: String,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Processes killed.
     #[arg(long, default_value_t = 200)]
     kills: usize,
     /// Decides every transaction, every fork and every moment of a kill.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep logs in this folder, and the databases.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// Starts cairns on one pair of databases.
@@ -119,16 +118,16 @@ const SETTINGS: [(&str, &str); 4] = [
 
 /// Runs it and prints its cases.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
+    std::fs::create_dir_all(folder)?;
     println!("seed {}", options.seed);
     let mut report = Report::default();
-    let mut killed = Databases::make(&options.postgres, "cairn_killed").await?;
+    let mut killed = Databases::make(&options.server.postgres, "cairn_killed").await?;
     killed.payloads = Some(folder.join("payloads"));
-    let clean = Databases::make(&options.postgres, "cairn_clean").await?;
-    play(&options, &folder, &killed, &clean, &mut report).await?;
-    if options.keep.is_none() {
+    let clean = Databases::make(&options.server.postgres, "cairn_clean").await?;
+    play(&options, folder, &killed, &clean, &mut report).await?;
+    if !options.keep.keeps() {
         killed.drop().await?;
         clean.drop().await?;
     }

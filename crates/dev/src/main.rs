@@ -4,6 +4,7 @@
 
 mod anvil;
 mod anvil_test;
+mod args;
 mod bench;
 mod bench_derived;
 mod bench_flow;

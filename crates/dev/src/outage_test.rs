@@ -16,6 +16,7 @@ use clap::Args;
 use serde_json::Value;
 use tokio::process::Command;
 
+use crate::args::KeepArgs;
 use crate::cairn::Cairn;
 use crate::databases::Databases;
 use crate::peer::{Peer, wait_until};
@@ -58,9 +59,8 @@ pub struct Options {
     /// What the chain is made from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Keep logs in this folder, and the databases.
-    #[arg(long)]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// A PostgreSQL server that is started and stopped.
@@ -86,16 +86,16 @@ impl Server<'_> {
 
 /// `cairn-dev outage-test`.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let temporary = tempfile::tempdir()?;
-    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder)?;
+    let folder = options.keep.folder()?;
+    let folder = folder.path();
+    std::fs::create_dir_all(folder)?;
     println!("seed {}", options.seed);
     let mut report = Report::default();
     let server = Server { options: &options, log: folder.join("app-server.log") };
     let app_server = server.start().await?;
     let databases = Databases::make_apart(&options.postgres, &options.app_postgres, "cairn_outage").await?;
-    let app_server = play(&options, &folder, &server, app_server, &databases, &mut report).await?;
-    if options.keep.is_none() {
+    let app_server = play(&options, folder, &server, app_server, &databases, &mut report).await?;
+    if !options.keep.keeps() {
         databases.drop().await?;
     }
     app_server.interrupt(Duration::from_secs(30)).await?;
