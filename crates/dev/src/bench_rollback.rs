@@ -1,9 +1,9 @@
-//! `./dev bench rollback`: how long an app store takes to roll 1,000 blocks back, in tables of five million rows.
+//! `./dev bench rollback`: how long an app store takes to roll 3 blocks and 1,000 blocks back, in tables of five million rows.
 //!
-//! A table of transfers and one of holdings hold so many rows. Above them stand 1,000 blocks that can be undone, each written as the pipeline does: a commit of
+//! A table of transfers and one of holdings hold so many rows. Above them stand first 3 and then 1,000 blocks that can be undone, each written as the pipeline does: a commit of
 //! 100 transfers, and one of 200 holdings with their undo rows; one holder is in every block, the others come and go. Then the reorg is applied from its first transaction to its last, as
-//! the pipeline applies it (steps of 10,000 rows), while somebody else commits 2,000 rows at a time to another table with the same indexes, as quickly as it can. In the end the balances are compared with those
-//! of the common block. On PostgreSQL and, for comparison, on SQLite.
+//! the pipeline applies it (steps of 10,000 rows), while somebody else commits 2,000 rows at a time to another table with the same indexes, as quickly as it can. After each the balances are compared with those
+//! of the common block. On PostgreSQL and, for comparison, on SQLite; there 3 blocks are also held against a plain DELETE of as many blocks' transfers, committed by itself.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,17 +11,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions};
+use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgPool};
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions};
 use cairn_core::{BlockRef, Height, SystemClock};
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::derived::{
-    ApplyProgress, ChunkCommit, Coordinator, DerivedReader, DerivedWriter, Key, ReorgApplier, Row, StateRow,
-    StateRows, Table, TableRows, Value, WorkerLease,
+    ApplyProgress, ChunkCommit, Coordinator, DerivedReader, DerivedWriter, Key, ReadMark, ReorgApplier, Row,
+    StateRow, StateRows, Table, TableRows, Value, WorkerLease,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark};
 use clap::Parser;
 
+use crate::args::ServerArgs;
 use crate::bench::cache_dir;
 use crate::bench_derived::{
     HOLDINGS, OTHERS, PER_BLOCK, RAW, SERVICES, TRANSFERS, catalog, chunk, claim, fill_postgres, holding, id,
@@ -30,18 +31,17 @@ use crate::bench_derived::{
 use crate::bench_pg::{Database, describe};
 use crate::report::figure;
 
-/// Blocks that are rolled back.
-const ORPHANS: u64 = 1_000;
+/// Blocks that are rolled back: a usual reorg, and the deepest that is followed by default (R09).
+const ORPHANS: [u64; 2] = [3, 1_000];
 /// Heights of one commit of the writer beside it.
 const WRITER_HEIGHTS: u64 = 20;
 
 /// How much.
 #[derive(Parser)]
-#[command(name = "bench rollback", about = "1,000 blocks rolled back in tables of millions of rows")]
+#[command(name = "bench rollback", about = "3 and 1,000 blocks rolled back in tables of millions of rows")]
 pub struct Options {
-    /// A PostgreSQL server on which databases may be made.
-    #[arg(long, env = "CAIRN_TEST_PG_URL")]
-    postgres: String,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Rows of each of the two tables.
     #[arg(long, default_value_t = 5_000_000)]
     rows: u64,
@@ -56,8 +56,8 @@ impl<S: DerivedWriter + DerivedReader + Coordinator + ReorgApplier + 'static> Ap
 
 /// Runs the benchmark.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    describe(&options.postgres).await?;
-    let db = Database::make(&options.postgres, "rollback").await?;
+    describe(&options.server.postgres).await?;
+    let db = Database::make(&options.server.postgres, "rollback").await?;
     let pool = db.pool()?;
     let pg = PgDerivedOptions { snapshot_max_ms: None, ..PgDerivedOptions::new(&db.url) };
     let store = Arc::new(PgDerived::open(pg, catalog()?, None).await?);
@@ -70,7 +70,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let mapper = store.commit_chunk(&mapper, chunk(&mapper, blocks, 0)).await?.lease;
     let empty = ChunkCommit { folded_at: Some(0), ..chunk(&folder, blocks, blocks) };
     let folder = store.commit_chunk(&folder, empty).await?.lease;
-    rollback("", &store, mapper, folder).await?;
+    rollbacks("", &store, Some(&pool), mapper, folder).await?;
     drop((store, pool));
     db.drop().await?;
     if options.sqlite_rows > 0 {
@@ -103,7 +103,7 @@ async fn sqlite(rows: u64) -> Result<()> {
         folder = store.commit_chunk(&folder, commit).await?.lease;
     }
     println!("SQLite: {rows} rows in each table in {:.0} s", begun.elapsed().as_secs_f64());
-    rollback("sqlite_", &store, mapper, folder).await
+    rollbacks("sqlite_", &store, None, mapper, folder).await
 }
 
 async fn register(store: &impl AppStore) -> Result<()> {
@@ -128,64 +128,124 @@ fn holders(first: u64, common: u64, height: u64) -> Vec<StateRow> {
     std::iter::once(hot).chain(others).map(state).collect()
 }
 
-/// Writes the blocks on top of what the leases have done, and takes them away again.
-async fn rollback<S: AppStore>(
+/// Writes blocks on top of what the leases have done and takes them away again, a few and then many, while somebody else writes.
+async fn rollbacks<S: AppStore>(
     name: &str,
     store: &Arc<S>,
+    pool: Option<&PgPool>,
     mut mapper: WorkerLease,
     mut folder: WorkerLease,
 ) -> Result<()> {
-    let first = mapper.done_to.get();
-    let common = first.checked_sub(1).context("no block below")?;
-    // The holders that the blocks change are there before, as everybody's balance is.
-    for height in first..first + ORPHANS {
-        let rows = vec![TableRows { table: TRANSFERS.name, rows: transfers(height, height + 1) }];
-        let commit = ChunkCommit { rows, ..chunk(&mapper, height + 1, common) };
-        mapper = store.commit_chunk(&mapper, commit).await?.lease;
-        let states = vec![StateRows { table: HOLDINGS.name, rows: holders(first, common, height) }];
-        let commit = ChunkCommit { states, folded_at: Some(0), ..chunk(&folder, height + 1, common) };
-        folder = store.commit_chunk(&folder, commit).await?.lease;
-    }
-    let orphans = (first..first + ORPHANS).map(|height| OrphanRef {
-        block: BlockRef { height: Height(height), id: id(height) },
-        timestamp_ms: height,
-    });
-    let common_block = BlockRef { height: Height(common), id: id(common) };
-    let entry = ReorgEntry::chain(1, &[0; 32], RAW, common_block, orphans.collect(), 0);
-
     let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let lease = claim(&**store, "writer").await?;
     let writer = tokio::spawn(write(store.clone(), lease, stop.clone(), written.clone()));
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let before = written.load(Ordering::Relaxed);
+    let (mut last, mut few) = (ReorgMark { id: 0, digest: [0; 32] }, Duration::ZERO);
+    for orphans in ORPHANS {
+        let common = put_on_top(&**store, mapper, folder, orphans, last.id).await?;
+        if let (Some(pool), true) = (pool, last.id > 0) {
+            let deleted = delete(pool, common + orphans - ORPHANS[0]).await?;
+            figure(
+                &format!("rollback_{name}delete_3_blocks_s"),
+                format!("{:.4}", deleted.as_secs_f64()),
+                "s",
+            );
+            let ratio = few.as_secs_f64() / deleted.as_secs_f64().max(1e-6);
+            figure(&format!("rollback_{name}3_blocks_vs_delete"), format!("{ratio:.1}"), "times");
+        }
+        let before = written.load(Ordering::Relaxed);
+        let entry = entry(&last, common, orphans);
+        let (took, steps, longest) = apply(&**store, &entry).await?;
+        let meanwhile = written.load(Ordering::Relaxed) - before;
+        demand_rolled_back(&**store, common).await?;
+        figure(&format!("rollback_{name}{orphans}_blocks_s"), format!("{:.3}", took.as_secs_f64()), "s");
+        println!("{steps} steps; {meanwhile} rows were written by the other one meanwhile");
+        if orphans != ORPHANS[0] {
+            figure(&format!("rollback_{name}longest_step_ms"), longest.as_millis(), "ms");
+        } else {
+            few = took;
+        }
+        last = ReorgMark { id: entry.id, digest: entry.digest };
+        // The reorg took them.
+        (mapper, folder) = (claim(&**store, "mapper").await?, claim(&**store, "folder").await?);
+    }
+    stop.store(true, Ordering::Relaxed);
+    writer.await.context("the writer")?
+}
+
+/// Writes so many blocks; the height below them. `applied` is the newest reorg that was applied.
+async fn put_on_top(
+    store: &impl AppStore,
+    mut mapper: WorkerLease,
+    mut folder: WorkerLease,
+    blocks: u64,
+    applied: u64,
+) -> Result<u64> {
+    let read = ReadMark { reorg_id: applied, known_to: applied, newer: Vec::new() };
+    let first = mapper.done_to.get();
+    let common = first.checked_sub(1).context("no block below")?;
+    // The holders that the blocks change are there before, as everybody's balance is.
+    for height in first..first + blocks {
+        let rows = vec![TableRows { table: TRANSFERS.name, rows: transfers(height, height + 1) }];
+        let commit = ChunkCommit { rows, read: read.clone(), ..chunk(&mapper, height + 1, common) };
+        mapper = store.commit_chunk(&mapper, commit).await?.lease;
+        let states = vec![StateRows { table: HOLDINGS.name, rows: holders(first, common, height) }];
+        let folded_at = Some(applied);
+        let commit =
+            ChunkCommit { states, folded_at, read: read.clone(), ..chunk(&folder, height + 1, common) };
+        folder = store.commit_chunk(&folder, commit).await?.lease;
+    }
+    Ok(common)
+}
+
+/// The entry of the reorg log that takes away so many blocks above the common one.
+fn entry(last: &ReorgMark, common: u64, blocks: u64) -> ReorgEntry {
+    let orphans = (common + 1..=common + blocks).map(|height| OrphanRef {
+        block: BlockRef { height: Height(height), id: id(height) },
+        timestamp_ms: height,
+    });
+    let common = BlockRef { height: Height(common), id: id(common) };
+    ReorgEntry::chain(last.id + 1, &last.digest, RAW, common, orphans.collect(), 0)
+}
+
+/// Applies it, as the pipeline does. How long it took, in how many steps, and the longest of them.
+async fn apply(store: &impl AppStore, entry: &ReorgEntry) -> Result<(Duration, u32, Duration)> {
     let begun = Instant::now();
-    store.begin_apply(&entry).await?;
-    // As the pipeline does it.
+    store.begin_apply(entry).await?;
     let step_rows = DeriveOptions::new("").apply_rows;
     let (mut steps, mut longest) = (0, Duration::ZERO);
     loop {
         let step = Instant::now();
-        let progress = store.apply_step(1, step_rows).await?;
+        let progress = store.apply_step(entry.id, step_rows).await?;
         longest = longest.max(step.elapsed());
         steps += 1;
         if progress == ApplyProgress::Done {
             break;
         }
     }
-    store.finish_apply(1).await?;
-    let took = begun.elapsed();
-    let meanwhile = written.load(Ordering::Relaxed) - before;
-    stop.store(true, Ordering::Relaxed);
-    writer.await.context("the writer")??;
+    store.finish_apply(entry.id).await?;
+    Ok((begun.elapsed(), steps, longest))
+}
 
+/// Deletes the transfers above a height by one statement, and no more: what is left of them the store takes away.
+async fn delete(pool: &PgPool, above: u64) -> Result<Duration> {
+    let conn = pool.get().await?;
+    let statement = format!("DELETE FROM app.{} WHERE block_height > $1", TRANSFERS.name);
+    conn.prepare(&statement).await?;
+    let begun = Instant::now();
+    let deleted = conn.execute(&statement, &[&i64::try_from(above)?]).await?;
+    let took = begun.elapsed();
+    ensure!(deleted == ORPHANS[0] * PER_BLOCK, "{deleted} rows were deleted");
+    Ok(took)
+}
+
+async fn demand_rolled_back(store: &impl AppStore, common: u64) -> Result<()> {
     let table = Table::new(&HOLDINGS)?;
     let keys: Vec<Key> = [0, 1, 77].iter().map(|n| table.key_of(&holding(*n, 0))).collect();
     let found = store.snapshot().await?.rows(HOLDINGS.name, &keys).await?;
-    let last_heights = found.iter().map(|row| row.as_ref().and_then(last_height)).collect::<Vec<_>>();
-    ensure!(last_heights.iter().all(|last| *last == Some(common)), "not rolled back: {last_heights:?}");
-    figure(&format!("rollback_{name}1000_blocks_s"), format!("{:.2}", took.as_secs_f64()), "s");
-    figure(&format!("rollback_{name}longest_step_ms"), longest.as_millis(), "ms");
-    println!("{steps} steps; {meanwhile} rows were written by the other one meanwhile");
+    let wrong = found.iter().flatten().filter_map(last_height).find(|last| *last > common);
+    ensure!(wrong.is_none(), "not rolled back: a balance of height {wrong:?}");
+    let hot = found.first().and_then(|row| row.as_ref().and_then(last_height));
+    ensure!(hot == Some(common), "not rolled back: {hot:?}");
     Ok(())
 }
 
@@ -204,7 +264,7 @@ async fn write<S: AppStore>(
         let from = lease.done_to.get();
         let rows = vec![TableRows { table: OTHERS.name, rows: transfers(from, from + WRITER_HEIGHTS) }];
         let commit = ChunkCommit { rows, ..chunk(&lease, from + WRITER_HEIGHTS, 0) };
-        // The reorg takes the lease, which ends far above, from its holder once.
+        // Each reorg takes the lease, which ends far above, from its holder.
         lease = match store.commit_chunk(&lease, commit).await {
             Ok(committed) => committed.lease,
             Err(_) => claim(&*store, "writer").await?,
