@@ -328,16 +328,17 @@ pub struct MigrateArgs {
 /// `cairn repair`.
 #[derive(Debug, Args)]
 pub struct RepairArgs {
-    /// Heights to repair, both ends included: `100..200`, `100..`, `..200` or `100` [default: everything].
+    /// Heights to repair, both ends included: `100..200`, `100..`, `..200` or `100`; state, which is of all heights, is left out then [default: everything].
     #[arg(value_name = "RANGE")]
     pub range: Option<String>,
-    /// Look at only so many heights in full, a stretch drawn at random; lookups and counts of all are looked at.
+    /// Look at only so many heights in full, a stretch drawn at random, and at as much of the state as fits into memory at once; lookups and counts of all
+    /// are looked at.
     #[arg(long, value_name = "HEIGHTS")]
     pub sample: Option<u64>,
     /// Leave derived tables out.
     #[arg(long)]
     pub raw_only: bool,
-    /// Fold state anew (holdings, owners, statistics) where the events differed that it was folded from.
+    /// Fold state anew (holdings, owners, statistics) that is not what its events make, or whose events differed.
     #[arg(long)]
     pub refold: bool,
     #[command(flatten)]

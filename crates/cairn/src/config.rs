@@ -273,11 +273,15 @@ pub struct RepairConfig {
     pub every_s: u64,
     /// How many heights are looked at in full each time: a stretch drawn at random.
     pub sample_heights: u64,
+    /// The memory in which state is made once more to be compared, in MiB; 0: state is not compared.
+    pub state_mib: u64,
+    /// Compare state at intervals too: each time reads all events that it is folded from.
+    pub state_at_intervals: bool,
 }
 
 impl Default for RepairConfig {
     fn default() -> Self {
-        RepairConfig { every_s: 86_400, sample_heights: 1_000 }
+        RepairConfig { every_s: 86_400, sample_heights: 1_000, state_mib: 256, state_at_intervals: false }
     }
 }
 

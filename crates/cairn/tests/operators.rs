@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use cairn_core::Height;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 use support::node::MockNode;
@@ -303,6 +304,144 @@ fn the_index_of_logs_is_made_anew_on_postgres() {
             "UPDATE raw.run_pages SET data = set_byte(data, 60, (get_byte(data, 60) + 1) % 256)",
         ],
     );
+}
+
+/// Alters state, makes rows that no event makes, and deletes one; and what a repair says of it.
+const STATE_DAMAGE: &str = "UPDATE {app}address_stats SET transaction_count = transaction_count + 7 \
+      WHERE address = (SELECT address FROM {app}address_stats ORDER BY address LIMIT 1); \
+    DELETE FROM {app}address_stats WHERE address = (SELECT address FROM {app}address_stats ORDER BY address DESC LIMIT 1); \
+    INSERT INTO {app}token_stats VALUES ({bytes}'{x}c0ffee', '', 1, 1, {one}, 3, 3)";
+
+/// State that is wrong is found and named by key and column, left alone, and folded anew where that is asked for.
+fn state_is_held_against_its_events(server: Option<&Server>) {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    fill(dir.path(), server, &node);
+    let app = if server.is_some() { "app." } else { "" };
+    let damage = |sql: &str| match server {
+        Some(server) => server.sql(sql),
+        None => sqlite(dir.path(), "app.sqlite", sql),
+    };
+    let number = |sql: &str| match server {
+        Some(server) => server.number(sql),
+        None => sqlite_number(dir.path(), "app.sqlite", sql),
+    };
+    let repair = |more: &[&str]| {
+        let mut command = at(dir.path(), server);
+        end_of(command.args(["repair", "--data", "archive"]).args(more))
+    };
+    let clean = repair(&[]).well();
+    let rows = number(&format!(
+        "SELECT (SELECT count(*) FROM {app}address_stats) + (SELECT count(*) FROM {app}daily_stats) + (SELECT count(*) FROM {app}ft_holdings) \
+         + (SELECT count(*) FROM {app}token_stats) + (SELECT count(*) FROM {app}nft_ownership) + (SELECT count(*) FROM {app}nft_holdings) \
+         + (SELECT count(*) FROM {app}nft_owners) + (SELECT count(*) FROM {app}nft_collection_stats)"
+    ));
+    assert!(rows > 0);
+    let all_good = format!("state       {rows} rows compared, 0 not what their events make, 0 folded anew");
+    assert!(clean.contains(&all_good), "{all_good}\n{clean}");
+
+    let sums = format!("SELECT CAST(sum(transaction_count) AS bigint) FROM {app}address_stats");
+    let (count, sum) = (number(&format!("SELECT count(*) FROM {app}address_stats")), number(&sums));
+    let sql = STATE_DAMAGE.replace("{app}", app);
+    let (bytes, x, one) = match server {
+        Some(_) => ("", "\\x", "1".to_owned()),
+        // One, as the bytes of a sum.
+        None => ("X", "", format!("X'01{:080x}'", 1)),
+    };
+    damage(&sql.replace("{bytes}", bytes).replace("{x}", x).replace("{one}", &one));
+    let told = repair(&[]);
+    assert_eq!(told.status.code(), Some(1), "{told:?}");
+    for part in [
+        "stats_worker: address_stats, (0x",
+        "transaction_count is ",
+        "the row is missing",
+        "ft_holdings_worker: token_stats, (0xc0ffee, \"\"): no event makes this row",
+        "not mended: stats_worker: 2 rows of its state",
+        "not mended: ft_holdings_worker: 1 rows of its state",
+        "3 not what their events make, 0 folded anew",
+    ] {
+        assert!(told.out.contains(part), "{part}\n{told:?}");
+    }
+    // Heights say nothing about state, and a part is all where it fits.
+    assert!(repair(&["10..20"]).well().contains("state       0 rows compared"));
+    assert_eq!(repair(&["--sample", "5"]).status.code(), Some(1));
+
+    let mended = repair(&["--refold"]).well();
+    assert!(mended.contains("3 not what their events make, 3 folded anew"), "{mended}");
+    work_until(dir.path(), server, &node, count, || {
+        let whole = number(&format!("SELECT count(*) FROM {app}token_stats")) > 0;
+        let rows = number(&format!("SELECT count(*) FROM {app}address_stats"));
+        if whole && rows == count && number(&sums) == sum { rows } else { -1 }
+    });
+    end_of(at(dir.path(), server).args(["run", "--data", "archive", "--rpc", &node.url]).args(ONE_PASS))
+        .well();
+    let again = repair(&[]).well();
+    assert!(again.contains(&all_good), "{again}");
+}
+
+/// Runs until all is derived.
+const ONE_PASS: [&str; 5] = ["--exit-after-head", "--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"];
+
+#[test]
+fn state_is_held_against_its_events_on_sqlite() {
+    state_is_held_against_its_events(None);
+}
+
+#[test]
+fn state_is_held_against_its_events_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    state_is_held_against_its_events(Some(&server));
+}
+
+/// A chain that forks all the while, and a repair each second: no state is found wrong.
+fn reorgs_give_no_false_alarm_about_state(server: Option<&Server>) {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    let mut command = at(dir.path(), server);
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "20"]);
+    let mut service = Service::start(command.env("CAIRN_REPAIR__EVERY_S", "1"));
+    service.until("all is stored", |service| service.height() == Some(60));
+    for round in 1..=12 {
+        {
+            let mut state = node.state();
+            let options = cairn_source::evm::synthetic::ForkOptions::new(round);
+            let common = Height(state.head - 3);
+            state.fork = state.chain.fork_at((state.fork, common), options);
+            state.head += 2;
+        }
+        let head = node.state().head;
+        service.until("the fork is followed", |service| service.height() == Some(head));
+        std::thread::sleep(Duration::from_millis(400));
+    }
+    service.until("it was looked at while the chain forked", |service| {
+        let runs = metric(service, r#"cairn_repair_runs_total{outcome="clean"}"#);
+        runs.is_some_and(|runs| runs >= 3)
+    });
+    for counter in [
+        r#"cairn_repair_found_total{what="state"}"#,
+        r#"cairn_repair_found_total{what="derived"}"#,
+        "cairn_repair_unmended",
+    ] {
+        assert_eq!(metric(&service, counter), Some(0), "{counter}\n{}", service.log());
+    }
+    assert!(service.stop().0.success());
+}
+
+/// The value of a metric.
+fn metric(service: &Service, name: &str) -> Option<u64> {
+    let text = service.get("/metrics").1;
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+#[test]
+fn reorgs_give_no_false_alarm_about_state_on_sqlite() {
+    reorgs_give_no_false_alarm_about_state(None);
+}
+
+#[test]
+fn reorgs_give_no_false_alarm_about_state_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    reorgs_give_no_false_alarm_about_state(Some(&server));
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn folded(service: &str, chain: &[(StoredBlock, Tables)], chunk: usize) -> Folde
     for blocks in chain.chunks(chunk) {
         state.fold(service, blocks);
     }
+    state.hold_against_replays(service, chain);
     state
 }
 

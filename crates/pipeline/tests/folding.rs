@@ -166,6 +166,10 @@ impl Folder for Foreign {
     fn fold(&self, _block: &FoldBlock<'_>, _changes: &mut Changes) -> Result<(), ProcessError> {
         Ok(())
     }
+    fn looks_at_state(&self) -> bool {
+        true
+    }
+
     fn fold_with_state(&self, _block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
         state.row(&support::derive::COUNTS, Key(vec![Value::text("all")]));
         Ok(())

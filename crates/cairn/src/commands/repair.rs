@@ -13,6 +13,7 @@ use crate::config::{self, Config, Overrides};
 use crate::progress::Bar;
 use crate::repair::nightly::{compare, sample};
 use crate::repair::raw::{self, Fetch};
+use crate::repair::state::Part;
 use crate::stores::{self, Access};
 use crate::{derive, output, wiring};
 
@@ -45,7 +46,13 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
     bar.finish();
     if config.derive.enabled && !args.raw_only {
         let app = derive::open_for_command(&config).await?;
-        report.add(compare(&config, &reader, &*app, full, args.refold).await);
+        // State is folded from all heights: a range of them says nothing about it.
+        let state = match (&asked, args.sample) {
+            (Some(_), _) => None,
+            (None, Some(_)) => Some(Part::Turn(rand::random())),
+            (None, None) => Some(Part::All),
+        };
+        report.add(compare(&config, &reader, &*app, full, state, args.refold).await);
     }
     output::print(&report.to_string())?;
     match report.unmended.len() {

@@ -2,8 +2,8 @@
 //!
 //! Blocks and rows are read in pieces, each from one snapshot of either store, and compared only where both stand on the same forks; a piece
 //! that a reorg disturbs is read again. What differs is asked for again by [`request_reindex`](cairn_store::derived::Coordinator::request_reindex), and
-//! running workers make it. State that was folded from such rows may be wrong too: it can't be told from events that are gone, so it is
-//! folded anew where that is asked for, and named where not.
+//! running workers make it. State that was folded from such rows may be wrong too: it is folded anew where that is asked for, and named where not.
+//! Whether state is what the events make of it is looked at when they are right: [`super::state`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -276,7 +276,8 @@ async fn all_rows(
     Ok(rows)
 }
 
-fn size(block: &StoredBlock) -> u64 {
+/// The bytes of a block's parts that were read.
+pub(super) fn size(block: &StoredBlock) -> u64 {
     let traces = block.traces.as_ref().map_or(0, |traces| traces.len());
     (block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces) as u64
 }

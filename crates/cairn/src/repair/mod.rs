@@ -3,7 +3,8 @@
 //! * [`raw`]: lookups against rows both ways, blocks whose counts disagree, blocks against their own hashes, index entries. What is gone or wrong is
 //!   fetched again from the node.
 //! * [`derived`]: rows that mappers wrote against what they make of the blocks now. What differs is made again by the workers.
-//! * [`nightly`]: both, in a running process, on a part of the archive at a time.
+//! * [`state`]: rows that folders keep, against what their events make. What differs is folded anew where that is asked for.
+//! * [`nightly`]: all of them, in a running process, on a part of the archive at a time.
 //!
 //! Each step is a transaction of its own, beside everything else that goes on. A repair that is killed has mended what it had come to; the next
 //! one goes on.
@@ -11,6 +12,7 @@
 pub mod derived;
 pub mod nightly;
 pub mod raw;
+pub mod state;
 
 use std::fmt::{self, Write as _};
 
@@ -44,6 +46,12 @@ pub struct Report {
     pub rows_damaged: u64,
     /// Of them, those whose heights the workers make again.
     pub rows_requested: u64,
+    /// Rows of state that were held against their events.
+    pub states: u64,
+    /// Of them, those that are not what their events make.
+    pub states_damaged: u64,
+    /// Of those, the ones whose folders begin anew.
+    pub states_requested: u64,
     /// What was found, one line each, the first [`MAX_NAMED`].
     pub named: Vec<String>,
     /// What could not be mended, and why.
@@ -67,6 +75,7 @@ impl Report {
             + self.blocks_damaged
             + self.index_damaged
             + self.rows_damaged
+            + self.states_damaged
     }
 
     /// Adds another report.
@@ -82,6 +91,9 @@ impl Report {
         self.index_mended += other.index_mended;
         self.rows_damaged += other.rows_damaged;
         self.rows_requested += other.rows_requested;
+        self.states += other.states;
+        self.states_damaged += other.states_damaged;
+        self.states_requested += other.states_requested;
         for line in other.named {
             self.name(line);
         }
@@ -117,6 +129,11 @@ impl fmt::Display for Report {
             out,
             "derived     {} rows differ, {} are made again by their workers",
             self.rows_damaged, self.rows_requested
+        )?;
+        writeln!(
+            out,
+            "state       {} rows compared, {} not what their events make, {} folded anew",
+            self.states, self.states_damaged, self.states_requested
         )?;
         f.write_str(&out)
     }

@@ -1,4 +1,5 @@
-//! Repair at intervals in a running process: lookups and counts of everything, and a stretch of blocks and derived rows in full, another one each time.
+//! Repair at intervals in a running process: lookups and counts of everything, a stretch of blocks and derived rows in full, another one each time, and where
+//! that is asked for as much of the state as fits into memory, another part each time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::Report;
 use super::derived::Derived;
 use super::raw::{self, Fetch};
+use super::state::{Part, States};
 use crate::config::Config;
 use crate::derive;
 use crate::stores::{AppStore, LateApp, RawStore};
@@ -35,6 +37,8 @@ pub async fn run(config: Config, nightly: Nightly, stop: CancellationToken) {
     }
     let every = Duration::from_secs(config.repair.every_s);
     let mut pause = every / FIRST_AFTER;
+    // So that processes that are started often don't compare the same part of the state each time.
+    let mut turn: u64 = rand::random();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -43,8 +47,9 @@ pub async fn run(config: Config, nightly: Nightly, stop: CancellationToken) {
         pause = every;
         let repaired = tokio::select! {
             () = stop.cancelled() => return,
-            repaired = once(&config, &nightly) => repaired,
+            repaired = once(&config, &nightly, turn) => repaired,
         };
+        turn = turn.wrapping_add(1);
         match repaired {
             Ok(report) => tell(&report),
             Err(error) => {
@@ -55,7 +60,7 @@ pub async fn run(config: Config, nightly: Nightly, stop: CancellationToken) {
     }
 }
 
-async fn once(config: &Config, nightly: &Nightly) -> anyhow::Result<Report> {
+async fn once(config: &Config, nightly: &Nightly, turn: u64) -> anyhow::Result<Report> {
     let stored = nightly.reader.snapshot().await?.head().range();
     let full = sample(stored, config.repair.sample_heights);
     let mut report = Report::default();
@@ -63,21 +68,23 @@ async fn once(config: &Config, nightly: &Nightly) -> anyhow::Result<Report> {
         report.add(raw::repair(store, config.chain(), fetch, stored, full, |_| {}).await?);
     }
     if let Some(app) = nightly.app.as_ref().and_then(|late| late.app()) {
-        report.add(compare(config, &nightly.reader, &*app, full, false).await);
+        let state = config.repair.state_at_intervals.then_some(Part::Turn(turn));
+        report.add(compare(config, &nightly.reader, &*app, full, state, false).await);
     }
     Ok(report)
 }
 
-/// Compares derived rows of `range`. Where that ends early it is among what was not mended, and what was found before is told all the same: a
+/// Compares derived rows of `range`, and so much of the state. Where that ends early it is among what was not mended, and what was found before is told all the same: a
 /// block that could not be mended can't be derived from either.
 pub async fn compare(
     config: &Config,
     raw: &Arc<dyn RawReader>,
     app: &dyn AppStore,
     range: HeightRange,
+    state: Option<Part>,
     refold: bool,
 ) -> Report {
-    match compared(config, raw, app, range, refold).await {
+    match compared(config, raw, app, range, state, refold).await {
         Ok(report) => report,
         Err(error) => Report {
             unmended: vec![format!("derived rows of {range} were not compared to the end: {error:#}")],
@@ -91,6 +98,7 @@ async fn compared(
     raw: &Arc<dyn RawReader>,
     app: &dyn AppStore,
     range: HeightRange,
+    state: Option<Part>,
     refold: bool,
 ) -> anyhow::Result<Report> {
     let (catalog, processors) = (derive::catalog(config)?, derive::processors(config, None)?);
@@ -102,7 +110,14 @@ async fn compared(
         range_heights: config.derive.range_heights,
         refold,
     };
-    derived.repair(range).await
+    let mut report = derived.repair(range).await?;
+    let max_bytes = usize::try_from(config.repair.state_mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
+    if let Some(part) = state.filter(|_| max_bytes > 0) {
+        let (catalog, processors) = (&catalog, &processors[..]);
+        let states = States { raw, app, catalog, processors, part, max_bytes, refold };
+        report.add(states.repair().await?);
+    }
+    Ok(report)
 }
 
 /// A stretch of so many heights, anywhere.
@@ -125,6 +140,7 @@ fn tell(report: &Report) {
         ("block", report.blocks_damaged),
         ("index", report.index_damaged),
         ("derived", report.rows_damaged),
+        ("state", report.states_damaged),
     ] {
         metrics::counter!("cairn_repair_found_total", "what" => what).increment(found);
     }
@@ -134,6 +150,7 @@ fn tell(report: &Report) {
             heights = report.heights,
             blocks = report.blocks,
             rows = report.rows,
+            states = report.states,
             "repair: all good"
         );
     } else {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Change, Row, Sum, TableDef, Value};
+use cairn_store::derived::{Change, Key, Row, Sum, TableDef, Value};
 
 use super::Settings;
 use crate::names::{FT_HOLDINGS_WORKER, TOKEN_WORKER};
@@ -109,6 +109,11 @@ impl Folder for FtHoldingsWorker {
         if let (true, Value::Bytes(token), Value::Text(name)) = (holders != 0, token, name) {
             changes.change(&TOKEN_STATS, token_stats((token, name), 0, holders, Sum::ZERO, None));
         }
+    }
+
+    /// The token.
+    fn group<'a>(&self, table: &'static str, key: &'a Key) -> &'a [Value] {
+        if table == FT_HOLDINGS.name { key.0.get(1..).unwrap_or_default() } else { &key.0 }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Change, Row, Sum, TableDef, Value};
+use cairn_store::derived::{Change, Key, Row, Sum, TableDef, Value};
 
 use super::Settings;
 use super::ft_holdings::is_above_zero;
@@ -69,6 +69,11 @@ impl Folder for NftOwnershipWorker {
             let owners = i64::from(is_above_zero(after, OWNER_BALANCE)) - i64::from(was_owner);
             count(after, 0, owners, changes);
         }
+    }
+
+    /// The collection.
+    fn group<'a>(&self, _table: &'static str, key: &'a Key) -> &'a [Value] {
+        key.0.get(..2).unwrap_or_default()
     }
 }
 

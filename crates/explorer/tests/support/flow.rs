@@ -205,6 +205,7 @@ pub fn folded(service: &str, blocks: &[StoredBlock], chunk: usize) -> Folded {
     for blocks in chain.chunks(chunk) {
         state.fold(service, blocks);
     }
+    state.hold_against_replays(service, &chain);
     state
 }
 

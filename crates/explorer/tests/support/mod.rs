@@ -7,12 +7,13 @@ pub mod world;
 use std::collections::{BTreeMap, BTreeSet};
 
 use alloy_primitives::{Address, B256, U256, hex, keccak256};
-use cairn_core::{Height, StoredBlock};
+use cairn_core::{Height, HeightRange, StoredBlock};
 use cairn_evm::{ChainProfile, from_rpc};
 use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
 use cairn_pipeline::derive::processor::{Malformed, Output, Processor};
+use cairn_pipeline::derive::replay::{Replay, Slice};
 use cairn_pipeline::derive::state::{ChunkInput, ChunkState, Found, Lookup};
-use cairn_store::derived::{Catalog, Key, Row, Value};
+use cairn_store::derived::{Catalog, Key, Row, TableDef, Value};
 use serde_json::{Value as Json, json};
 
 /// A log of a made-up transaction.
@@ -284,6 +285,39 @@ impl Folded {
         let is_whole = rows.len() <= lookup.limit;
         rows.truncate(lookup.limit);
         Found { rows, is_whole }
+    }
+
+    /// Demands that the state of `name` is what a replay of the chain makes of it, at once and in slices: that groups can be folded alone.
+    pub fn hold_against_replays(&self, name: &str, chain: &[(StoredBlock, Tables)]) {
+        let Processor::Folder(folder) = processor(&self.processors, name) else { panic!("{name}") };
+        if folder.looks_at_state() {
+            return;
+        }
+        let Some(first) = chain.first().map(|(block, _)| block.facts.height) else { return };
+        for max_bytes in [usize::MAX, 6_000] {
+            let (mut slices, mut compared, mut too_large) = (vec![Slice::ALL], 0, BTreeSet::new());
+            while let Some(slice) = slices.pop() {
+                let mut replay =
+                    Replay::new(folder.clone(), &self.catalog, slice, 5, first, max_bytes).unwrap();
+                for (block, tables) in chain {
+                    let heights = HeightRange::new(replay.next(), block.facts.height.next());
+                    let rows = |table: &&TableDef| tables.get(table.name).cloned().unwrap_or_default();
+                    let events = folder.reads().iter().map(rows).collect();
+                    replay.fold(heights, vec![block.clone()], events, Height::ZERO).unwrap();
+                }
+                for table in folder.service().tables {
+                    let stored = self.table(table.name);
+                    let (some, differences) = replay.differences(table.name, None, None, &stored).unwrap();
+                    assert_eq!(differences, [], "{} of {slice:?}", table.name);
+                    compared += some as usize;
+                }
+                too_large.extend(replay.too_large().map(<[Value]>::to_vec));
+                slices.extend(replay.left_out());
+            }
+            let left = self.rows.keys().filter(|(table, key)| too_large.contains(folder.group(table, key)));
+            assert_eq!(compared + left.count(), self.rows.len());
+            assert!(max_bytes < usize::MAX || too_large.is_empty());
+        }
     }
 }
 

@@ -24,6 +24,7 @@ mod orphans;
 pub mod processor;
 mod read;
 mod recent;
+pub mod replay;
 mod report;
 pub mod state;
 pub mod status;

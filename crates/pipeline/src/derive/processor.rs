@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cairn_core::{BlockFacts, BlockRef, Parts, StoredBlock};
-use cairn_store::derived::{Change, Key, Row, Severity, TableDef};
+use cairn_store::derived::{Change, Key, Row, Severity, TableDef, Value};
 
 pub use super::state::{FoldState, Found, Lookup};
 
@@ -179,6 +179,11 @@ pub trait Folder: Send + Sync {
     /// from the row's old and new state, such as a count of holders. Changes made here don't call it again; later blocks see them.
     fn settled(&self, _table: &'static str, _before: Option<&Row>, _after: &Row, _changes: &mut Changes) {}
 
+    /// Whether [`Folder::fold_with_state`] is called at all: such a folder's state can't be made once more a part at a time ([`super::replay`]).
+    fn looks_at_state(&self) -> bool {
+        false
+    }
+
     /// What a block changes that depends on rows by other keys than those it names: it looks at the state that all blocks before it and the two steps
     /// above left. It is called several times over a chunk, and must do the same over the same state.
     fn fold_with_state(
@@ -187,6 +192,12 @@ pub trait Folder: Send + Sync {
         _state: &mut FoldState<'_>,
     ) -> Result<(), ProcessError> {
         Ok(())
+    }
+
+    /// What a row of state belongs to, from its key: [`Folder::settled`] of a row changes rows of its own group alone, so that a group can be folded
+    /// without the others when state is held against its events ([`super::replay`]). Nothing: all rows are one group.
+    fn group<'a>(&self, _table: &'static str, _key: &'a Key) -> &'a [Value] {
+        &[]
     }
 }
 

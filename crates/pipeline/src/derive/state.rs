@@ -124,6 +124,11 @@ impl ChunkInput {
         Ok(input)
     }
 
+    /// What each block changes whatever the state is.
+    pub fn into_changes(self) -> impl Iterator<Item = (BlockFacts, Vec<(&'static str, Change)>)> {
+        self.blocks.into_iter().map(|block| block.facts).zip(self.changes)
+    }
+
     fn with_block<T>(&self, at: usize, run: impl FnOnce(&FoldBlock<'_>) -> T) -> T {
         let rows: Vec<&[Row]> =
             self.events.iter().zip(&self.places[at]).map(|(events, place)| &events[place.clone()]).collect();
@@ -227,13 +232,16 @@ impl ChunkState {
         for (name, change) in &changes {
             self.lay(name, change, facts.height)?;
         }
-        let mut state = FoldState { state: self, height: facts.height, malformed: Vec::new(), failed: None };
-        input.with_block(at, |block| {
-            guarded(facts.block_ref(), || folder.fold_with_state(block, &mut state))
-        })?;
-        let FoldState { malformed, failed, .. } = state;
-        failed.map_or(Ok(()), Err)?;
-        errors.extend(malformed.into_iter().map(|what| (facts, what)));
+        if folder.looks_at_state() {
+            let mut state =
+                FoldState { state: self, height: facts.height, malformed: Vec::new(), failed: None };
+            input.with_block(at, |block| {
+                guarded(facts.block_ref(), || folder.fold_with_state(block, &mut state))
+            })?;
+            let FoldState { malformed, failed, .. } = state;
+            failed.map_or(Ok(()), Err)?;
+            errors.extend(malformed.into_iter().map(|what| (facts, what)));
+        }
         if facts.height >= self.finalized_exclusive {
             for (place, before) in std::mem::take(&mut self.before) {
                 if let Some(touched) = self.rows.get_mut(&place) {

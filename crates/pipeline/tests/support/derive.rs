@@ -223,6 +223,10 @@ impl Folder for LinkWorker {
         }
     }
 
+    fn looks_at_state(&self) -> bool {
+        true
+    }
+
     fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
         let id = Value::bytes(block.facts.id.as_bytes());
         let slot = Value::Int(slot(block.facts.id.as_bytes()));

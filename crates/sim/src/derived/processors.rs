@@ -266,6 +266,10 @@ impl Folder for SenderWorker {
         }
     }
 
+    fn looks_at_state(&self) -> bool {
+        true
+    }
+
     fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
         for row in block.rows[0] {
             let totals = state.row(&TOTALS, Key(vec![Value::text("all")]));

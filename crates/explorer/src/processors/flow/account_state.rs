@@ -90,6 +90,10 @@ impl Folder for AccountStateWorker {
         Ok(())
     }
 
+    fn looks_at_state(&self) -> bool {
+        true
+    }
+
     fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
         let height = block.facts.height.get();
         let in_block = |error: RowError| error.in_block(block.facts.block_ref());

@@ -57,6 +57,10 @@ impl Folder for NftOwnershipWorker {
         Ok(())
     }
 
+    fn looks_at_state(&self) -> bool {
+        true
+    }
+
     fn fold_with_state(&self, block: &FoldBlock<'_>, state: &mut FoldState<'_>) -> Result<(), ProcessError> {
         let in_block = |error: crate::tables::RowError| error.in_block(block.facts.block_ref());
         let rows = |at: usize| block.rows.get(at).copied().unwrap_or_default();
