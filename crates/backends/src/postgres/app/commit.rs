@@ -159,7 +159,13 @@ async fn write(
     careful: bool,
 ) -> std::result::Result<Written, Fault> {
     let tx = shared.begin(Gate::Shared).await?;
-    let committed = guard(&tx, prepared).await?;
+    let committed = match guard(&tx, prepared).await {
+        Ok(committed) => committed,
+        Err(fault) => {
+            tx.undo().await;
+            return Err(fault);
+        }
+    };
     match write_rows(&tx, prepared, careful).await {
         Ok(()) => {}
         Err(fault) if fault.is_conflict() => return Ok(Written::Conflict),

@@ -310,7 +310,13 @@ async fn of_holder(
     let tx = shared.begin(Gate::Shared).await?;
     let current = tx.lock_lease(held.id).await?;
     let newest = if current.is_none() { tx.newest_fence().await? } else { held.fence };
-    let mut lease = rules::demand_holder(current.as_ref(), held, newest)?.clone();
+    let mut lease = match rules::demand_holder(current.as_ref(), held, newest) {
+        Ok(lease) => lease.clone(),
+        Err(error) => {
+            tx.undo().await;
+            return Err(error.into());
+        }
+    };
     change(&tx, &mut lease);
     if new_fence {
         lease.fence = tx.next_fence().await?;
@@ -330,6 +336,7 @@ async fn by_operator(
 ) -> Faulty<Option<WorkerLease>> {
     let tx = shared.begin(Gate::Shared).await?;
     let Some(mut lease) = tx.lock_lease(id).await?.filter(|lease| lease.status == status) else {
+        tx.undo().await;
         return Ok(None);
     };
     change(&tx, &mut lease);

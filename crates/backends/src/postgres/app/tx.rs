@@ -29,7 +29,7 @@ pub(super) enum Gate {
 /// The lock's name; locks are per database, and the schema's name is always the same.
 const GATE: &str = "cairn.app.gate";
 
-/// A transaction that holds the gate. Dropped without [`Tx::commit`] it is rolled back.
+/// A transaction that holds the gate. Dropped without [`Tx::commit`] it is rolled back, a moment later.
 pub(super) struct Tx<'a> {
     pub(super) shared: &'a Shared,
     pub(super) conn: PgConn,
@@ -152,6 +152,13 @@ impl Tx<'_> {
     /// Now and so many milliseconds.
     pub(super) fn after(&self, ms: u64) -> u64 {
         self.now_ms.saturating_add(ms).min(int_of(u64::MAX) as u64)
+    }
+
+    /// Rolls back at once: when its caller hears of a refusal, the lease is free. A claim passes over leases that are locked, and would begin a new range.
+    pub(super) async fn undo(mut self) {
+        if let Err(error) = self.conn.rollback().await {
+            tracing::debug!(%error, "a rollback failed; the server does it when the connection is closed");
+        }
     }
 
     /// Commits, between the hook's two calls.
