@@ -149,10 +149,11 @@ pub(crate) async fn list_blocks(
     let mut anchor = None;
     if let Some(text) = &paging.cursor {
         let cursor = view.cursor_key().open(binding, text)?;
-        let place = match cursor.place[..] {
-            [Value::Int(place)] => Height(u64::try_from(place).unwrap_or(0)),
-            _ => return Err(Problem::cursor("the cursor is of another version of this list")),
+        let place = match &cursor.place[..] {
+            [place] => place.as_height(),
+            _ => None,
         };
+        let place = place.ok_or_else(|| Problem::cursor("the cursor is of another version of this list"))?;
         if let Some(lost) = lost_to_a_reorg(&view, &cursor).await? {
             let from = if paging.descending { place.min(lost.height.next()) } else { lost.height };
             let next = list::seal(&view, binding, Some(lost), vec![Value::height(from)]);
