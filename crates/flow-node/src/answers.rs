@@ -165,14 +165,20 @@ impl State {
         Ok(encoded(&proto::ExecuteScriptResponse { value }))
     }
 
+    /// Fails the call that is to fail.
+    pub(crate) fn may_fail(&self, call: &str) -> Result<(), Status> {
+        match self.behaviour.failing.filter(|(failing, _)| *failing == call) {
+            Some((_, code)) => Err(Status::new(code, format!("{call} fails"))),
+            None => Ok(()),
+        }
+    }
+
     /// One answer. State is kept only of what was asked.
     pub(crate) fn found(&self, call: &str, question: Bytes) -> Result<Bytes, Status> {
         if self.behaviour.is_old && BULK.contains(&call) {
             return Err(Status::unimplemented(format!("unknown method {call}")));
         }
-        if let Some((_, code)) = self.behaviour.failing.filter(|(failing, _)| *failing == call) {
-            return Err(Status::new(code, format!("{call} fails")));
-        }
+        self.may_fail(call)?;
         Ok(match call {
             "Ping" => Bytes::new(),
             "GetNetworkParameters" => encoded(&proto::GetNetworkParametersResponse {

@@ -31,7 +31,7 @@ pub struct Behaviour {
     pub is_bulk_broken: bool,
     /// Results by index are of users' transactions alone.
     pub is_system_refused_by_index: bool,
-    /// A call that fails, and how.
+    /// A call or a stream that fails, and how.
     pub failing: Option<(&'static str, tonic::Code)>,
     /// Asked more often, it refuses with RESOURCE_EXHAUSTED.
     pub rate_limit: Option<RateLimit>,

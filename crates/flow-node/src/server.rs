@@ -107,7 +107,12 @@ impl FlowNode {
 
     /// Serves what a generator makes.
     pub async fn serve(state: Arc<Mutex<State>>) -> std::io::Result<FlowNode> {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        FlowNode::serve_at("127.0.0.1:0", state).await
+    }
+
+    /// Serves at an address: as a node that was away and comes back.
+    pub async fn serve_at(address: &str, state: Arc<Mutex<State>>) -> std::io::Result<FlowNode> {
+        let listener = tokio::net::TcpListener::bind(address).await?;
         let url = format!("http://{}", listener.local_addr()?);
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let service = Access(state.clone());
@@ -167,7 +172,11 @@ impl tower::Service<http::Request<Body>> for Access {
                 let blocks = tower::service_fn(move |request: Request<Bytes>| {
                     let (state, call) = (state.clone(), call.clone());
                     async move {
-                        lock(&state).admit(&call)?;
+                        {
+                            let mut state = lock(&state);
+                            state.admit(&call)?;
+                            state.may_fail(&call)?;
+                        }
                         let from = read::<SubscribeRequest>(request.into_inner())?.start_block_height;
                         Ok::<_, Status>(Response::new(Box::pin(sealed_from(state, call, from))))
                     }

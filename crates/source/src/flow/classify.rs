@@ -13,6 +13,8 @@ pub(super) enum Refusal {
     BelowRoot {
         /// What it says is its root.
         root_height: u64,
+        /// Whether that is its spork's; else it is the node's own, which began later.
+        is_sporks: bool,
     },
     /// The answer is larger than is taken: ask for less at a time (F03).
     TooLarge(String),
@@ -24,7 +26,8 @@ pub(super) enum Refusal {
     RateLimited(String),
     /// Worth another try.
     Transient(String),
-    /// It will never answer this question, whoever asks: of a script, that it failed (flow-go answers that with INVALID_ARGUMENT).
+    /// It will never answer this question, whoever asks: of a script, that it failed (flow-go answers that with INVALID_ARGUMENT), or took more than
+    /// a script may (with RESOURCE_EXHAUSTED).
     BadRequest(String),
     /// It will never answer this: it doesn't let us, or has lost it.
     Permanent(String),
@@ -35,10 +38,12 @@ pub(super) fn classify(status: &Status) -> Refusal {
     let message = status.message();
     let too_large =
         message.contains("message larger than max") || message.contains("message length too large");
-    if let Some(root_height) = root_named(message) {
-        return Refusal::BelowRoot { root_height };
-    }
     match status.code() {
+        // Nothing else names a root: of a script that failed, the words are whatever its author wants.
+        Code::NotFound | Code::OutOfRange if let Some(below_root) = below_root(message) => below_root,
+        Code::ResourceExhausted if is_of_script(message) => {
+            Refusal::BadRequest(format!("{:?}: {message}", status.code()))
+        }
         Code::ResourceExhausted | Code::OutOfRange if too_large => Refusal::TooLarge(message.into()),
         Code::ResourceExhausted => Refusal::RateLimited(message.into()),
         Code::NotFound | Code::OutOfRange => Refusal::NotYet,
@@ -53,10 +58,18 @@ pub(super) fn classify(status: &Status) -> Refusal {
 }
 
 /// "… is less than the spork root block height R. …", or "… the node's root block height R. …".
-fn root_named(message: &str) -> Option<u64> {
-    let after = message.split_once("less than the ")?.1.split_once("root block height ")?.1;
+fn below_root(message: &str) -> Option<Refusal> {
+    let (whose, after) = message.split_once("less than the ")?.1.split_once("root block height ")?;
     let digits = after.bytes().take_while(u8::is_ascii_digit).count();
-    after[..digits].parse().ok()
+    let root_height = after[..digits].parse().ok()?;
+    Some(Refusal::BelowRoot { root_height, is_sporks: whose.trim_end() == "spork" })
+}
+
+/// Whether a limit that was reached is a script's own, and not the caller's (flow-go `convertScriptExecutionError`).
+fn is_of_script(message: &str) -> bool {
+    ["script execution computation limit exceeded", "script execution memory limit exceeded"]
+        .iter()
+        .any(|limit| message.starts_with(limit))
 }
 
 impl Refusal {
@@ -65,7 +78,7 @@ impl Refusal {
         let endpoint = endpoint.to_owned();
         Some(match self {
             Refusal::NotYet => return None,
-            Refusal::BelowRoot { root_height } => SourceError::Permanent {
+            Refusal::BelowRoot { root_height, .. } => SourceError::Permanent {
                 endpoint,
                 message: format!(
                     "its chain begins at height {root_height}; heights below are another spork's: add a node of that one"
@@ -94,17 +107,22 @@ mod tests {
 
     #[test]
     fn f02_below_the_root_and_above_the_tip_are_told_apart() {
-        for (text, root_height) in [
+        for (text, root_height, is_sporks) in [
             (
                 "block height 5 is less than the spork root block height 137390146. Try to use a historic node",
                 137_390_146,
+                true,
             ),
             (
                 "block height 5 is less than the node's root block height 130290700. Try to use a different Access node",
                 130_290_700,
+                false,
             ),
         ] {
-            assert_eq!(classify(&Status::not_found(text)), Refusal::BelowRoot { root_height });
+            assert_eq!(classify(&Status::not_found(text)), Refusal::BelowRoot { root_height, is_sporks });
+            // A script may say so too, when it panics.
+            let panicked = Status::invalid_argument(format!("failed to execute script: panic: {text}"));
+            assert!(matches!(classify(&panicked), Refusal::BadRequest(_)));
         }
         assert_eq!(classify(&Status::not_found("not found: key not found")), Refusal::NotYet);
         assert_eq!(classify(&Status::out_of_range("start height above sealed")), Refusal::NotYet);
@@ -129,6 +147,21 @@ mod tests {
         assert!(matches!(classify(&broken), Refusal::BrokenBulk(_)));
         assert!(matches!(classify(&Status::unavailable("x")), Refusal::Transient(_)));
         assert!(matches!(classify(&Status::invalid_argument("x")), Refusal::BadRequest(_)));
+    }
+
+    #[test]
+    fn a_scripts_own_limits_are_its_failure_and_no_limit_of_the_rate() {
+        for limit in ["computation", "memory"] {
+            let status = Status::resource_exhausted(format!(
+                "script execution {limit} limit exceeded: [Error Code: 1110] computation exceeds limit (100000)"
+            ));
+            assert!(matches!(classify(&status), Refusal::BadRequest(_)), "{status}");
+        }
+        // What a node says of a rate, whatever it names.
+        let status = Status::resource_exhausted(
+            "/flow.access.AccessAPI/ExecuteScriptAtBlockID is rejected by grpc_ratelimit middleware, please retry later.",
+        );
+        assert!(matches!(classify(&status), Refusal::RateLimited(_)), "{status}");
     }
 
     #[test]

@@ -1,20 +1,23 @@
 //! One access node: its connection, its pace, and the calls of the Access API.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use bytes::Bytes;
 use cairn_core::ErrorKind;
-use cairn_flow::proto;
+use cairn_flow::{Network, proto};
 use http::uri::PathAndQuery;
 use prost::Message;
 use tokio::sync::Semaphore;
 use tonic::client::Grpc;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::classify::{Refusal, classify};
 use super::codec::Plain;
 use super::config::{FlowConfig, NodeConfig};
+use super::health::Health;
+use super::identity::{Standing, Unanswered};
 use super::pace::Pace;
 use crate::{Result, SourceError};
 
@@ -75,14 +78,19 @@ impl Call {
 /// A node.
 #[derive(Debug)]
 pub(super) struct Node {
+    /// Its place among all.
+    pub index: usize,
     /// Where it is, without whatever of its address is secret.
     pub name: String,
-    /// The heights that it is asked for.
-    pub first_height: u64,
-    /// See [`NodeConfig::end_height_exclusive`].
-    pub end_height_exclusive: Option<u64>,
-    /// Roots of sporks: blocks in which nothing is executed.
-    pub spork_roots: Vec<u64>,
+    /// What was configured of it.
+    pub configured: NodeConfig,
+    /// The network that it has to serve.
+    pub network: Network,
+    pub(super) standing: Mutex<Standing>,
+    /// Held by whoever asks it what it is.
+    pub(super) introduction: tokio::sync::Mutex<Option<Unanswered>>,
+    /// Whether it can be reached.
+    pub health: Health,
     grpc: Grpc<Channel>,
     pace: Pace,
     /// That of scripts and accounts, beside the one of all: one that is refused for coming too soon holds no block up.
@@ -96,7 +104,7 @@ pub(super) type Answer<T> = std::result::Result<T, Refusal>;
 
 impl Node {
     /// Connects when it is first asked.
-    pub fn new(node: &NodeConfig, config: &FlowConfig) -> Result<Node> {
+    pub fn new(index: usize, node: &NodeConfig, config: &FlowConfig) -> Result<Node> {
         let name = format!(
             "{}:{}",
             node.url.host_str().unwrap_or("?"),
@@ -113,27 +121,19 @@ impl Node {
             .tcp_nodelay(true);
         let grpc = Grpc::new(endpoint.connect_lazy()).max_decoding_message_size(config.max_response_bytes);
         Ok(Node {
+            index,
             name,
-            first_height: node.first_height.unwrap_or(0),
-            end_height_exclusive: node.end_height_exclusive,
-            // A chain's very first block is one.
-            spork_roots: vec![0],
+            configured: node.clone(),
+            network: config.network,
+            standing: Mutex::new(Standing::Stranger),
+            introduction: tokio::sync::Mutex::new(None),
+            health: Health::default(),
             grpc,
             pace: Pace::new(node.requests_per_s),
             state_pace: Pace::new(node.scripts_per_s),
             places: Semaphore::new(config.requests_in_flight.max(1)),
             timeout: Duration::from_millis(config.request_timeout_ms),
         })
-    }
-
-    /// Whether it is asked for this height.
-    pub fn serves(&self, height: u64) -> bool {
-        height >= self.first_height && self.end_height_exclusive.is_none_or(|end| height < end)
-    }
-
-    /// Whether a spork begins at this height.
-    pub fn is_spork_root(&self, height: u64) -> bool {
-        self.spork_roots.contains(&height)
     }
 
     /// One question. What the answer holds as bytes is not copied.
@@ -162,6 +162,9 @@ impl Node {
                 Err(refusal @ Refusal::RateLimited(_)) => refusal,
                 other => {
                     pace.answered();
+                    if let Err(Refusal::BelowRoot { root_height, is_sporks }) = other {
+                        self.begins_at(root_height, is_sporks);
+                    }
                     return other;
                 }
             };
@@ -185,9 +188,19 @@ impl Node {
             grpc.unary(Request::new(question), call.path(), Plain::<Q>::default()).await
         };
         match tokio::time::timeout(self.timeout, asking).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(classify(&status)),
+            Ok(Ok(answer)) => {
+                self.health.answered();
+                Ok(answer.into_inner())
+            }
+            Ok(Err(status)) => {
+                match status.code() {
+                    Code::Unavailable => self.health.failed(),
+                    _ => self.health.answered(),
+                }
+                Err(classify(&status))
+            }
             Err(_) => {
+                self.health.failed();
                 let timeout_ms = self.timeout.as_millis();
                 Err(Refusal::Transient(format!("no answer to {call:?} within {timeout_ms} ms")))
             }

@@ -10,6 +10,7 @@ use cairn_flow::{FlowAddress, proto};
 use super::FlowSource;
 use super::classify::Refusal;
 use super::node::{Call, Node};
+use super::pool::{Tried, Want};
 use crate::{Result, SourceError};
 
 /// What a script gave.
@@ -27,7 +28,7 @@ impl FlowSource {
     ///
     /// [`SourceError::Permanent`]: the node keeps no state that old.
     pub async fn execute_script(&self, at: BlockRef, script: &str, arguments: Vec<Bytes>) -> Result<Script> {
-        let node = self.node_of(at.height.get())?;
+        let node = self.pool.next(Want::Height(at.height.get()), &mut Tried::default()).await?;
         let question = proto::ExecuteScriptAtBlockIdRequest {
             block_id: Bytes::copy_from_slice(at.id.as_bytes()),
             script: Bytes::copy_from_slice(script.as_bytes()),
@@ -44,7 +45,7 @@ impl FlowSource {
     ///
     /// Asked for by height, since nodes answer it by nothing else.
     pub async fn account(&self, at: BlockRef, address: FlowAddress) -> Result<Option<proto::Account>> {
-        let node = self.node_of(at.height.get())?;
+        let node = self.pool.next(Want::Height(at.height.get()), &mut Tried::default()).await?;
         let question = proto::GetAccountAtBlockHeightRequest {
             address: Bytes::copy_from_slice(&address.0),
             block_height: at.height.get(),
@@ -59,7 +60,7 @@ impl FlowSource {
 
     /// Whether the node has this block.
     async fn linked(&self, node: &Node, at: BlockRef) -> Result<bool> {
-        let found = self.header(node, at.height.get()).await?;
+        let found = self.header_of(node, at.height.get()).await?;
         Ok(found.is_some_and(|linked| linked.block == at))
     }
 }

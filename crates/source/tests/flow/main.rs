@@ -1,5 +1,7 @@
 //! The Flow source against an access node on loopback.
 
+mod nodes;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -344,4 +346,13 @@ async fn a_new_block_wakes_and_a_node_without_streams_only_polls() {
     let begun = Instant::now();
     source.wait_for_head(200).await;
     assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+    // Without streams a block that is there already wakes nobody, and nobody asks again and again.
+    let failing = Some(("SubscribeBlockDigestsFromStartHeight", tonic::Code::Unimplemented));
+    node.state().behaviour.failing = failing;
+    node.state().chain.push(&Draft::new(22, &[1], 1));
+    node.take_counts();
+    let begun = Instant::now();
+    source.wait_for_head(300).await;
+    assert!(begun.elapsed() >= Duration::from_millis(290), "{:?}", begun.elapsed());
+    assert_eq!(node.take_counts().total(), 1);
 }
