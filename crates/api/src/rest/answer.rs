@@ -46,6 +46,10 @@ pub(crate) struct Meta {
     pub data_watermark: Option<BlockStamp>,
     /// The newest finalised height that is stored. Null while there is none.
     pub finalized_height: Option<Num>,
+    /// The first stored height, where that is not the chain's first, 0: everything is counted from there. Balances, holders, owners, items and statistics are then
+    /// what came and went since: who held something before and gave it away has a balance below 0, which no list of holders shows. Null where the
+    /// archive has the chain's first block, and while it is empty.
+    pub counts_from_height: Option<Num>,
     /// The workers whose data the answer was made of.
     pub required_workers: Vec<&'static str>,
     /// Blocks up to the watermark that one of these workers, or one that they read from, could not process and passed over: what the answer says

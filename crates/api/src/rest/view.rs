@@ -355,6 +355,11 @@ impl View {
             chain_id: Num(head.info.chain_id.0),
             data_watermark: self.watermark.as_ref().map(BlockStamp::of),
             finalized_height: head.stored_finalized().map(|height| Num(height.get())),
+            // Every worker begins at the first stored block.
+            counts_from_height: head
+                .first
+                .filter(|first| *first > Height::ZERO)
+                .map(|first| Num(first.get())),
             required_workers: self.workers.iter().map(|worker| worker.name).collect(),
             incomplete: self.incomplete.lowest.iter().cloned().map(IncompleteBlock::of).collect(),
             incomplete_count: Num(self.incomplete.total),

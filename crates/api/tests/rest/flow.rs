@@ -14,10 +14,10 @@ use crate::world::{World, limits};
 
 pub const NETWORK: Network = Network::Emulator;
 /// The first height of the chain, and how many blocks it has: of every age.
-const ROOT: u64 = 1_000;
+pub const ROOT: u64 = 1_000;
 const BLOCKS: u64 = 170;
-/// Where Cadence 1.0 begins.
-const TIP: u64 = ROOT + BLOCKS - 1;
+/// Its last one.
+pub const TIP: u64 = ROOT + BLOCKS - 1;
 
 pub struct Flow {
     pub world: World,
@@ -43,7 +43,14 @@ fn chain() -> (Vec<RawBlock>, Ledger) {
 
 impl Flow {
     pub async fn new() -> Flow {
-        let flow = Flow::underived().await;
+        Flow::from_height(ROOT).await
+    }
+
+    /// An archive that begins at a height in the middle of the chain.
+    pub async fn from_height(height: u64) -> Flow {
+        let (mut blocks, ledger) = chain();
+        blocks.retain(|block| block.facts.height.get() >= height);
+        let flow = Flow::of(blocks, ledger).await;
         let settings = Settings { network: Some(NETWORK), ..Settings::default() };
         flow.world.derive_by(flow_processors(&settings)).await;
         flow
@@ -52,6 +59,10 @@ impl Flow {
     /// Before any worker has begun.
     pub async fn underived() -> Flow {
         let (blocks, ledger) = chain();
+        Flow::of(blocks, ledger).await
+    }
+
+    async fn of(blocks: Vec<RawBlock>, ledger: Ledger) -> Flow {
         let catalog = flow_catalog().expect("tables");
         let kind = RestChain::Flow(NETWORK);
         let world = World::of(kind, NETWORK.chain_number(), catalog, blocks, limits()).await;

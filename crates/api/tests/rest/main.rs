@@ -11,5 +11,6 @@ mod flow_evm;
 mod forks;
 mod hostile;
 mod incomplete;
+mod middle;
 mod problems;
 mod stream;

@@ -24,14 +24,14 @@ pub(crate) const TABLES: [&str; 5] =
 pub(crate) struct FlowAccount {
     /// Where it was created; null where the archive didn't see it.
     pub created_height: Option<Num>,
-    /// Keys that it was ever given, as far as the archive saw.
-    pub key_count: Num,
-    /// Contracts that are there, likewise.
-    pub contract_count: Num,
-    /// The first 200 of its keys, by index.
+    /// Keys that it was ever given. Null where the archive didn't see it created: nobody knows then how many there were before.
+    pub key_count: Option<Num>,
+    /// Contracts that are there. Null likewise.
+    pub contract_count: Option<Num>,
+    /// The first 200 of its keys, by index, as far as the archive saw one added or revoked.
     #[schema(max_items = 200)]
     pub keys: Vec<AccountKey>,
-    /// The first 200 of its contracts, by name; removed ones too.
+    /// The first 200 of its contracts, by name, as far as the archive saw one change; removed ones too.
     #[schema(max_items = 200)]
     pub contracts: Vec<AccountContract>,
     /// EVM accounts that resources in it own; of an address of the EVM side its owner.
@@ -93,8 +93,8 @@ impl FlowAccount {
         }
         let mut account = FlowAccount {
             created_height: None,
-            key_count: Num(0),
-            contract_count: Num(0),
+            key_count: None,
+            contract_count: None,
             keys: Vec::new(),
             contracts: Vec::new(),
             evm_accounts: Vec::new(),
@@ -113,8 +113,10 @@ impl FlowAccount {
         if let Some(row) = rows.first().and_then(Option::as_ref) {
             let fields = Fields::new(view.table("flow_accounts")?, row);
             self.created_height = fields.opt_num("created_height")?;
-            self.key_count = fields.count("key_count")?;
-            self.contract_count = fields.count("contract_count")?;
+            if self.created_height.is_some() {
+                self.key_count = Some(fields.count("key_count")?);
+                self.contract_count = Some(fields.count("contract_count")?);
+            }
         }
         let of = |table| Scan { prefix: vec![Value::Bytes(address.clone())], ..Scan::new(table, MAX_NAMED) };
         let keys = view.tables()?.scan(&of("account_keys")).await?.rows;

@@ -311,7 +311,8 @@ pub fn unplaced_revocations(
 }
 
 /// Accounts of which the archive has seen a creation, a key or a contract. `created_height` is null where the creation lies below the
-/// archive. `key_count` counts keys that were added, revoked ones too; `contract_count` contracts that are there.
+/// archive. `key_count` counts keys that were added, revoked ones too; `contract_count` contracts that were added less those that were removed: what an
+/// account has only where its creation is known.
 ///
 /// `keys_without_index` is null: the worker's first version kept there what it now counts at once.
 pub static FLOW_ACCOUNTS: TableDef = TableDef {
