@@ -144,6 +144,34 @@ fn a_token_says_what_it_is_and_is_found_by_it() {
 }
 
 #[test]
+fn another_type_of_a_contract_is_asked_about_as_itself() {
+    let kind = |name: &str| CdcValue::String(format!("A.0000000000000009.{name}"));
+    let named = |name: &str| CdcValue::String(name.into());
+    let node = answering(found(&[("name", value("String", "Gold"))]));
+    let asker = enricher(names::TOKEN_METADATA_WORKER, &node);
+    let rows = ask(&*asker, &subject("Coin.Gold", "ft"));
+    assert_eq!(get("tokens", &rows["tokens"][0], "contract_name"), &Value::text("Coin.Gold"));
+    ask(&*asker, &subject("Cats.Kitten", "nft"));
+    let item = Key(vec![
+        Value::bytes(&account(9).0),
+        Value::text("Cats.Kitten"),
+        Value::Amount(U256::from(7)),
+        Value::bytes(&account(2).0),
+    ]);
+    ask(&*enricher(names::NFT_METADATA_WORKER, &node), &item);
+    let asked = node.asked.lock().unwrap();
+    for ((script, arguments), (contract, of)) in
+        asked.iter().zip([("Coin", "Coin.Gold"), ("Cats", "Cats.Kitten"), ("Cats", "Cats.Kitten")])
+    {
+        assert!(script.contains(", kind: String)") && !script.contains("nil"), "{script}");
+        assert!(script.contains("resourceType: CompositeType(kind)"), "{script}");
+        assert_eq!(arguments[..2], [CdcValue::Address(account(9)), named(contract)]);
+        assert_eq!(arguments.last(), Some(&kind(of)));
+    }
+    assert_eq!(asked.iter().map(|(_, arguments)| arguments.len()).collect::<Vec<_>>(), [3, 3, 5]);
+}
+
+#[test]
 fn a_collection_says_what_it_is() {
     let node = answering(found(&[("name", value("String", "Cats")), ("standard", value("Bool", true))]));
     let rows = ask(&*enricher(names::TOKEN_METADATA_WORKER, &node), &subject("Cats", "nft"));

@@ -12,6 +12,17 @@ fn shown(number: u64) -> String {
     account(number).bare()
 }
 
+/// An event of the new form, of another type of its contract than the usual one.
+fn of_type(kind: &str, (name, payload): (String, String)) -> (String, String) {
+    let named = |payload: &str, usual: &str| payload.replace(&format!(".{usual}\""), &format!(".{kind}\""));
+    (name, named(&named(&payload, "Vault"), "NFT"))
+}
+
+/// The event of an item as that of another resource.
+fn event_of_uuid((name, payload): (String, String), new: u64) -> (String, String) {
+    (name, payload.replace(&format!("\"{}\"", uuid(CATS, 1)), &format!("\"{new}\"")))
+}
+
 fn evm_block(height: u64, evm_height: Option<u64>) -> StoredBlock {
     let events = evm_height.map(|evm_height| evm_closed(evm_height, 0));
     flow_block(height, &[system(events.into_iter().collect())])
@@ -292,6 +303,41 @@ fn an_item_that_is_destroyed_with_its_collection_has_no_owner_any_more() {
         assert_eq!(column("nft_collection_stats", &collections, "owner_count"), ["2"]);
         assert_eq!(first.get_or_insert_with(|| state.rows.clone()), &state.rows, "chunks of {chunk}");
     }
+}
+
+#[test]
+fn the_types_of_one_contract_have_balances_and_owners_of_their_own() {
+    let blocks = [
+        flow_block(
+            1,
+            &[with(vec![
+                deposited(COIN, 5, Some(1), 10, 20),
+                of_type("Gold", deposited(COIN, 7, Some(1), 11, 21)),
+                item_deposited(CATS, 1, Some(1)),
+                // Another resource with the same id.
+                of_type("Kitten", event_of_uuid(item_deposited(CATS, 1, Some(2)), 77)),
+            ])],
+        ),
+        flow_block(2, &[with(vec![of_type("Gold", withdrawn(COIN, 3, Some(1), 11, 22))])]),
+    ];
+    for chunk in 1..=2 {
+        let state = folded(names::FT_HOLDINGS_WORKER, &blocks, chunk);
+        let held = state.table("ft_holdings");
+        assert_eq!(column("ft_holdings", &held, "contract_name"), ["Coin", "Coin.Gold"]);
+        assert_eq!(column("ft_holdings", &held, "balance"), ["5", "4"]);
+        let state = folded(names::NFT_OWNERSHIP_WORKER, &blocks, chunk);
+        let items = state.table("nft_ownership");
+        assert_eq!(column("nft_ownership", &items, "contract_name"), ["Cats", "Cats.Kitten"]);
+        assert_eq!(column("nft_ownership", &items, "owner"), [shown(1), shown(2)]);
+    }
+    // Which contracts a transaction touched is said by contract.
+    let (tables, _) = map_on(cairn_flow::Network::Emulator, names::TX_CONTRACTS_WORKER, &blocks[0]);
+    let touched: Vec<_> = told(&tables, "tx_contracts", "contract_name")
+        .into_iter()
+        .zip(told(&tables, "tx_contracts", "tags"))
+        .filter(|(_, tags)| tags != "log")
+        .collect();
+    assert_eq!(touched, [("Cats".to_owned(), "nft".to_owned()), ("Coin".into(), "ft".into())]);
 }
 
 #[test]

@@ -118,6 +118,29 @@ fn an_nft_is_never_promoted_to_a_fungible_token() {
 }
 
 #[test]
+fn only_the_networks_own_contracts_earn_their_tags() {
+    let tags = |name: String| {
+        let block = flow_block(5, &[with(vec![event(&name, &[])])]);
+        let (tables, _) = map_on(Network::Mainnet, names::TX_CONTRACTS_WORKER, &block);
+        told(&tables, "tx_tags", "tag")
+    };
+    for (account, contract, named, tag) in [
+        ("8624b52f9ddcd04a", "FlowIDTableStaking", "DelegatorTokensCommitted", "staking"),
+        ("8624b52f9ddcd04a", "FlowEpoch", "EpochStart", "staking"),
+        ("8d0e87b65159ae63", "FlowStakingCollection", "NodeAddedToStakingCollection", "staking"),
+        ("8d0e87b65159ae63", "LockedTokens", "SharedAccountRegistered", "staking"),
+        ("1e4aa0b87d10b141", "FlowEVMBridge", "Onboarded", "bridge"),
+        ("e467b9dd11fa00df", "EVM", "FLOWTokensDeposited", "bridge"),
+        ("e467b9dd11fa00df", "EVM", "TransactionExecuted", "evm"),
+        ("e467b9dd11fa00df", "EVM", "CadenceOwnedAccountCreated", "coa-created"),
+        ("e467b9dd11fa00df", "FlowTransactionScheduler", "Executed", "scheduled"),
+    ] {
+        assert_eq!(tags(format!("A.{account}.{contract}.{named}")), [tag], "{contract}");
+        assert_eq!(tags(format!("A.0000000000000009.{contract}.{named}")), [""; 0], "anybody's {contract}");
+    }
+}
+
+#[test]
 fn items_that_are_destroyed_are_burnt_however_that_is_told() {
     let by_standard = vec![item_withdrawn(CATS, 1, Some(1)), item_destroyed(NFT, CATS, 1)];
     let by_both =

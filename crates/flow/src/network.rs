@@ -26,6 +26,12 @@ pub struct Accounts {
     pub non_fungible_token: FlowAddress,
     /// The service account: `EVM`, `FlowTransactionScheduler` and others.
     pub service: FlowAddress,
+    /// `FlowIDTableStaking` and `FlowEpoch`.
+    pub staking: FlowAddress,
+    /// `LockedTokens` and `FlowStakingCollection`.
+    pub locked_tokens: FlowAddress,
+    /// `FlowEVMBridge`.
+    pub evm_bridge: FlowAddress,
 }
 
 /// A spork: a stretch of heights that one set of nodes serves, from its root to the next one's.
@@ -90,6 +96,9 @@ impl Network {
                 flow_fees: account(0xf919_ee77_447b_7497),
                 non_fungible_token: account(0x1d7e_57aa_5581_7448),
                 service: account(0xe467_b9dd_11fa_00df),
+                staking: account(0x8624_b52f_9ddc_d04a),
+                locked_tokens: account(0x8d0e_87b6_5159_ae63),
+                evm_bridge: account(0x1e4a_a0b8_7d10_b141),
             },
             Network::Testnet => Accounts {
                 flow_token: account(0x7e60_df04_2a9c_0868),
@@ -97,6 +106,9 @@ impl Network {
                 flow_fees: account(0x912d_5440_f7e3_769e),
                 non_fungible_token: account(0x631e_88ae_7f1d_7c20),
                 service: account(0x8c53_03ea_a262_02d6),
+                staking: account(0x9eca_2b38_b18b_5dfe),
+                locked_tokens: account(0x95e0_19a1_7d0e_23d7),
+                evm_bridge: account(0xdfc2_0aee_650f_cbdf),
             },
             Network::Emulator => Accounts {
                 flow_token: account(0x0ae5_3cb6_e3f4_2a79),
@@ -104,6 +116,9 @@ impl Network {
                 flow_fees: account(0xe5a8_b7f2_3e8b_548f),
                 non_fungible_token: account(0xf8d6_e058_6b0a_20c7),
                 service: account(0xf8d6_e058_6b0a_20c7),
+                staking: account(0xf8d6_e058_6b0a_20c7),
+                locked_tokens: account(0xf8d6_e058_6b0a_20c7),
+                evm_bridge: account(0xf8d6_e058_6b0a_20c7),
             },
         }
     }

@@ -260,7 +260,7 @@ async fn account_transfers(
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, query.order.unwrap_or(Order::Desc))?;
     let address = api.chain().address("address", text)?;
-    let token = query.token.as_deref().map(|text| api.chain().contract("token", text)).transpose()?;
+    let token = query.token.as_deref().map(|text| api.chain().token("token", text)).transpose()?;
     let view = View::open(api, &[table], &[]).await?;
     let token_word = token.as_ref().map(ContractName::binding).unwrap_or_default();
     let filters = [table, &hex::encode(&address), &token_word, paging.order_word()];

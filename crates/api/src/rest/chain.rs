@@ -71,7 +71,7 @@ impl RestChain {
         }
     }
 
-    /// A contract: a token or a collection too.
+    /// A contract.
     pub(crate) fn contract(self, name: &str, text: &str) -> Result<ContractName, Problem> {
         match self {
             RestChain::Evm => Ok(ContractName { address: params::address(name, text)?, name: String::new() }),
@@ -81,6 +81,15 @@ impl RestChain {
                     "expected a contract as A.<address>.<name>, or an address of Flow's EVM side of 40 hex digits",
                 )
             }),
+        }
+    }
+
+    /// A token or a collection: a contract, and on Flow the one of its types that is meant where that isn't the usual one.
+    pub(crate) fn token(self, name: &str, text: &str) -> Result<ContractName, Problem> {
+        let contract = self.contract(name, text)?;
+        match self {
+            RestChain::Evm => Ok(contract),
+            RestChain::Flow(_) => Ok(flow_token(text).unwrap_or(contract)),
         }
     }
 
@@ -102,16 +111,29 @@ fn flow_address(text: &str) -> Option<Bytes> {
 
 /// `A.<address>.<name>`, with the type of something in it behind or not, and the letter in front or not.
 pub(crate) fn flow_contract(text: &str) -> Option<ContractName> {
+    Some(flow_type(text)?.0)
+}
+
+/// The same of a token, which keeps its type, but for those that contracts have as a rule: they go by the contract's name alone.
+pub(crate) fn flow_token(text: &str) -> Option<ContractName> {
+    let (mut contract, kind) = flow_type(text)?;
+    if let Some(kind) = kind.filter(|kind| !["Vault", "NFT", "Collection"].contains(kind)) {
+        contract.name = format!("{}.{kind}", contract.name);
+    }
+    Some(contract)
+}
+
+/// A contract, and the type behind it.
+fn flow_type(text: &str) -> Option<(ContractName, Option<&str>)> {
     let rest = text.strip_prefix("A.").or_else(|| text.strip_prefix("a.")).unwrap_or(text);
     let Some((address, named)) = rest.split_once('.') else {
-        return params::address("address", text)
-            .ok()
-            .map(|address| ContractName { address, name: String::new() });
+        return params::address("address", text).ok().map(|address| (ContractName::at(&address), None));
     };
     let (name, inner) = named.split_once('.').map_or((named, None), |(name, inner)| (name, Some(inner)));
     let address: FlowAddress = address.parse().ok()?;
     let fits = is_identifier(name) && inner.is_none_or(is_identifier);
-    fits.then(|| ContractName { address: Bytes::copy_from_slice(&address.0), name: name.to_owned() })
+    let contract = ContractName { address: Bytes::copy_from_slice(&address.0), name: name.to_owned() };
+    fits.then_some((contract, inner))
 }
 
 /// An identifier of Cadence.
@@ -143,6 +165,31 @@ mod tests {
         for text in ["", "0x", "xyz", "1654653399040a611", &"ab".repeat(32), "A.1.X"] {
             assert!(FLOW.address("address", text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_token_keeps_its_type_but_for_the_usual_ones() {
+        let name = |text: &str| FLOW.token("address", text).expect("read").name;
+        for (text, expected) in [
+            ("A.1.Coin", "Coin"),
+            ("A.1.Coin.Vault", "Coin"),
+            ("A.1.Cats.NFT", "Cats"),
+            ("A.1.Cats.Collection", "Cats"),
+            ("A.1.Coin.Gold", "Coin.Gold"),
+            ("0x1.Coin.Coin", "Coin.Coin"),
+            ("A.1.Vault", "Vault"),
+            ("A.1.Vault.Vault", "Vault"),
+        ] {
+            assert_eq!(name(text), expected, "{text}");
+        }
+        let gold = FLOW.token("address", "A.1.Coin.Gold").expect("read");
+        assert_eq!(FLOW.identifier(&gold.address, &gold.name), "A.0000000000000001.Coin.Gold");
+        assert_eq!(FLOW.contract("address", "A.1.Coin.Gold").expect("read").name, "Coin");
+        for text in ["A.1", "A.1.Coin.2x", "A.1.Coin.Gold.X"] {
+            assert!(FLOW.token("address", text).is_err(), "{text}");
+        }
+        let evm = "ab".repeat(20);
+        assert_eq!(FLOW.token("address", &evm).expect("read"), FLOW.contract("address", &evm).expect("read"));
     }
 
     #[test]

@@ -172,7 +172,7 @@ pub(crate) async fn get_collection(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Collection>>, Problem> {
-    let collection = api.chain().contract("address", &text)?;
+    let collection = api.chain().token("address", &text)?;
     let view = View::open(&api, &["nft_collection_stats"], &["nft_collections"]).await?;
     let rows = view.tables()?.rows("nft_collection_stats", &[collection.key()]).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
@@ -237,7 +237,7 @@ pub(crate) async fn list_items(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Item>>, Problem> {
     let paging = query.paging(api.limits(), Order::Asc)?;
-    let collection = api.chain().contract("address", &text)?;
+    let collection = api.chain().token("address", &text)?;
     let view = View::open(&api, &["nft_ownership"], &[]).await?;
     let binding = Binding::new("items", &[&collection.binding(), paging.order_word()]);
     let walk = Walk::new("nft_ownership", None, collection.values());
@@ -280,7 +280,7 @@ pub(crate) async fn get_item(
     Place((text, item)): Place<(String, String)>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<ItemDetail>>, Problem> {
-    let collection = api.chain().contract("address", &text)?;
+    let collection = api.chain().token("address", &text)?;
     let item = params::item(&item)?;
     let view = View::open(&api, &["nft_ownership"], &["nft_metadata"]).await?;
     let mut key = collection.key();
@@ -328,7 +328,7 @@ pub(crate) async fn list_owners(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<Owner>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let collection = api.chain().contract("address", &text)?;
+    let collection = api.chain().token("address", &text)?;
     let view = View::open(&api, &["nft_owners"], &[]).await?;
     let binding = Binding::new("owners", &[&collection.binding()]);
     let mut walk = Walk::new("nft_owners", Some("by_balance"), collection.values());
@@ -383,7 +383,7 @@ pub(crate) async fn list_collection_transfers(
     Params(query): Params<CollectionTransfersQuery>,
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, query.order.unwrap_or(Order::Desc))?;
-    let collection = api.chain().contract("address", &text)?;
+    let collection = api.chain().token("address", &text)?;
     let item = query.item.as_deref().map(params::item).transpose()?;
     let view = View::open(&api, &["nft_transfers"], &[]).await?;
     let said = item.map(|item| item.to_string()).unwrap_or_default();

@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::Answer;
-use super::chain::{ContractName, RestChain, flow_contract};
+use super::chain::{ContractName, RestChain, flow_contract, flow_token};
 use super::contracts::Contract;
 use super::fields::Fields;
 use super::flow::transaction::{look_up_evm, search_evm};
@@ -75,7 +75,8 @@ enum Wanted {
     Height(Height),
     Hash([u8; 32]),
     Address(bytes::Bytes),
-    Contract(ContractName),
+    /// A contract, and the token that is meant.
+    Contract(ContractName, ContractName),
     Name,
 }
 
@@ -86,8 +87,10 @@ fn wanted(chain: RestChain, text: &str) -> Wanted {
         if let Some(address) = is_address.then(|| chain.address("q", text).ok()).flatten() {
             return Wanted::Address(address);
         }
-        if let Some(contract) = flow_contract(text).filter(|contract| !contract.name.is_empty()) {
-            return Wanted::Contract(contract);
+        if let (Some(contract), Some(token)) = (flow_contract(text), flow_token(text))
+            && !contract.name.is_empty()
+        {
+            return Wanted::Contract(contract, token);
         }
     }
     if let Ok(height) = params::decimal("q", text, params::MAX_HEIGHT_DIGITS) {
@@ -122,7 +125,7 @@ pub(crate) async fn search(
         Wanted::Hash(_) => View::raw(&api).await?,
         _ if api.app().is_none() && !matches!(wanted, Wanted::Name) => View::raw(&api).await?,
         Wanted::Height(_) => open(&api, &[], &["search_index"]).await?,
-        Wanted::Address(_) | Wanted::Contract(_) => {
+        Wanted::Address(_) | Wanted::Contract(..) => {
             open(&api, &[], &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
         }
         Wanted::Name => open(&api, &["search_index"], &[]).await?,
@@ -156,11 +159,11 @@ pub(crate) async fn search(
                 is_nft_collection: is_in(&view, "nft_collection_stats", &alone).await?,
             });
         }
-        Wanted::Contract(contract) => data.push(Found::Contract {
-            identifier: view.kind().identifier(&contract.address, &contract.name),
+        Wanted::Contract(contract, token) => data.push(Found::Contract {
+            identifier: view.kind().identifier(&token.address, &token.name),
             is_contract: is_contract(&view, contract).await?,
-            is_token: is_in(&view, "token_stats", contract).await?,
-            is_nft_collection: is_in(&view, "nft_collection_stats", contract).await?,
+            is_token: is_in(&view, "token_stats", token).await?,
+            is_nft_collection: is_in(&view, "nft_collection_stats", token).await?,
         }),
         Wanted::Name => {}
     }

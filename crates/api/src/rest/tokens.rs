@@ -207,7 +207,7 @@ pub(crate) async fn get_token(
     Place(text): Place<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Token>>, Problem> {
-    let token = api.chain().contract("address", &text)?;
+    let token = api.chain().token("address", &text)?;
     let view = View::open(&api, &["token_stats"], &["tokens"]).await?;
     let rows = view.tables()?.rows("token_stats", &[token.key()]).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
@@ -242,7 +242,7 @@ pub(crate) async fn list_token_holders(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<Holder>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let token = api.chain().contract("address", &text)?;
+    let token = api.chain().token("address", &text)?;
     let view = View::open(&api, &["ft_holdings"], &[]).await?;
     let binding = Binding::new("token holders", &[&token.binding()]);
     let mut walk = Walk::new("ft_holdings", Some("by_balance"), token.values());
@@ -279,7 +279,7 @@ pub(crate) async fn list_token_transfers(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
-    let token = api.chain().contract("address", &text)?;
+    let token = api.chain().token("address", &text)?;
     let view = View::open(&api, &["ft_transfers"], &[]).await?;
     let binding = Binding::new("token transfers", &[&token.binding(), paging.order_word()]);
     let walks = [Walk::new("ft_transfers", Some("by_token"), token.values())];

@@ -3,6 +3,9 @@
 //! In the new form each vault has an id, so tokens are followed from vault to vault, through splits and merges that belong to no account.
 //! In the old form a deposit takes the withdrawal of the same amount, else the oldest that are left.
 //!
+//! **Bounds.** One event may end many movements, but a transaction has at most three times as many as events: each event adds or splits three lots at most, and
+//! a movement uses one up.
+//!
 //! Whatever the pairing, **an account loses what was withdrawn from it and gains what was deposited to it**: what is left over at the end is a
 //! movement to nobody. What came from no account is a mint as far as the token's contract told of mints in the same transaction
 //! (`TokensMinted`); the rest lay in some other resource, or is of a token that tells of no mints.
@@ -136,7 +139,8 @@ impl Fungible {
         to: Option<FlowAddress>,
         kind: FtKind,
     ) {
-        let first = self.moves.iter().filter(|one| one.event_index == event_index).count();
+        // Those of one event are told one behind the other.
+        let first = self.moves.iter().rev().take_while(|one| one.event_index == event_index).count();
         let is_ones = |lot: &Lot| matches!(lot.origin, Origin::Account(_)) || to.is_some();
         let lots = lots.into_iter().filter(|lot| kind == FtKind::Burn || is_ones(lot));
         for (sub_index, lot) in (first as u32..).zip(lots) {

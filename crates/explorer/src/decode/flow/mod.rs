@@ -14,7 +14,7 @@ mod tokens;
 pub use accounts::{AccountChange, AccountEvent, AccountKey, ContractChange, RevokedKey, account_event};
 pub use fees::{Fees, fees};
 pub use imports::{MAX_IMPORTS, imports};
-pub use tokens::{FtKind, FtMove, MalformedEvent, NftDestroyed, NftKind, NftMove, TokenMoves};
+pub use tokens::{FtKind, FtMove, MalformedEvent, NftDestroyed, NftKind, NftMove, TokenMoves, contract_of};
 
 /// The kind of rows of fungible tokens, minted and burnt ones included.
 pub const FT_KIND: &str = "cadence-ft";

@@ -1,4 +1,7 @@
 //! Non-fungible tokens: each item's withdrawals and deposits, paired by the item, and what was destroyed.
+//!
+//! An item is its resource, whose id the new form says: two items of a collection that have one id are told apart by it. Where an event doesn't
+//! say it, the item's id in its collection decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +12,9 @@ use super::tokens::{NftDestroyed, NftKind, NftMove, Said};
 /// An item: its collection and its id in it.
 type Item = (String, u64);
 
-/// An item on its way.
+/// Where an item on its way comes from.
 #[derive(Debug)]
 struct Away {
-    uuid: Option<u64>,
     from: FlowAddress,
     event_index: u32,
 }
@@ -20,7 +22,8 @@ struct Away {
 /// All non-fungible tokens of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct NonFungible {
-    away: BTreeMap<Item, Away>,
+    /// Those on their way, by the resource's id where it was said.
+    away: BTreeMap<Item, BTreeMap<Option<u64>, Away>>,
     /// Items on their way, by the resource's id.
     by_uuid: BTreeMap<u64, Item>,
     /// Items that are said to be new.
@@ -45,20 +48,21 @@ impl NonFungible {
                 if let Some(uuid) = uuid {
                     self.by_uuid.insert(uuid, item.clone());
                 }
-                if let Some(before) = self.away.insert(item.clone(), Away { uuid, from, event_index }) {
+                let away = self.away.entry(item.clone()).or_default();
+                if let Some(before) = away.insert(uuid, Away { from, event_index }) {
                     // Taken twice without a deposit that is told of: it had left the first account.
-                    self.left(item, before);
+                    self.left(item, uuid, before);
                 }
             }
             Said::ItemDeposited { id, uuid, to } => {
-                let away = self.away.remove(&(contract.to_owned(), id));
+                let away = self.take(&(contract.to_owned(), id), uuid);
                 // Whether it is new is known at the end: some contracts tell of a mint after the deposit.
                 let kind = if away.is_some() { NftKind::Transfer } else { NftKind::Release };
                 self.moves.push(NftMove {
                     collection: contract.to_owned(),
                     id,
-                    uuid: uuid.or(away.as_ref().and_then(|away| away.uuid)),
-                    from: away.map(|away| away.from),
+                    uuid: uuid.or(away.as_ref().and_then(|(uuid, _)| *uuid)),
+                    from: away.map(|(_, away)| away.from),
                     to,
                     kind,
                     event_index,
@@ -86,8 +90,8 @@ impl NonFungible {
 
     /// Whether it was taken out in this transaction. What wasn't, or was told of already, is left to [`NonFungible::end`].
     fn destroyed(&mut self, item: Item, uuid: Option<u64>, event_index: u32) -> bool {
-        let Some(away) = self.away.remove(&item) else { return false };
-        let uuid = uuid.or(away.uuid);
+        let Some((taken, away)) = self.take(&item, uuid) else { return false };
+        let uuid = uuid.or(taken);
         self.burnt.extend(uuid);
         self.moves.push(NftMove {
             collection: item.0,
@@ -101,8 +105,18 @@ impl NonFungible {
         true
     }
 
-    fn left(&mut self, (collection, id): Item, away: Away) {
-        let Away { uuid, from, event_index } = away;
+    /// Takes an item that is on its way, with its resource's id where that was said: this resource, else one of which it wasn't; any of the item's where no
+    /// resource is named.
+    fn take(&mut self, item: &Item, uuid: Option<u64>) -> Option<(Option<u64>, Away)> {
+        let away = self.away.get_mut(item)?;
+        match uuid {
+            Some(_) => away.remove_entry(&uuid).or_else(|| away.remove_entry(&None)),
+            None => away.pop_first(),
+        }
+    }
+
+    fn left(&mut self, (collection, id): Item, uuid: Option<u64>, away: Away) {
+        let Away { from, event_index } = away;
         let kind = NftKind::Withdrawal;
         self.moves.push(NftMove { collection, id, uuid, from: Some(from), to: None, kind, event_index });
     }
@@ -111,8 +125,10 @@ impl NonFungible {
     /// same. Beside them what was destroyed without a word on its collection.
     pub fn end(mut self) -> (Vec<NftMove>, Vec<NftDestroyed>) {
         let mut unnamed = Vec::new();
-        for (item, away) in std::mem::take(&mut self.away) {
-            self.left(item, away);
+        for (item, resources) in std::mem::take(&mut self.away) {
+            for (uuid, away) in resources {
+                self.left(item.clone(), uuid, away);
+            }
         }
         for (uuid, (id, event_index)) in std::mem::take(&mut self.nameless) {
             if self.burnt.contains(&uuid) {

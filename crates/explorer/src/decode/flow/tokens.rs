@@ -10,10 +10,14 @@
 //!
 //! Contracts that are no tokens call events so too, `FlowFees.TokensDeposited(amount)` first of all: one without the standard's fields isn't one.
 //!
+//! Before Cadence 1.0 a contract was one token: its type was `Vault` or `NFT`. Since then it may have several, which are tokens of their own:
+//! `Vault` and `NFT` go by the contract's name alone, another type by `<contract>.<type>`. What a contract's own events say, which name no
+//! type, is of the one type that moves in the transaction, where there is only one.
+//!
 //! Some contracts (FlowToken among them) emit both: where a transaction has the new form of a contract's events, its old ones aren't
 //! counted a second time. Tokens without events of their own have the new form alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_flow::cdc::{CdcValue, Composite};
 use cairn_flow::{DecodedEvent, EventType, FlowAddress, Network};
@@ -42,7 +46,7 @@ pub enum FtKind {
 /// A movement of fungible tokens. One of `from` and `to` is an account, but for tokens that were burnt where they belonged to none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FtMove {
-    /// The contract, as `A.<address>.<name>`.
+    /// The contract, as `A.<address>.<name>`, with `.<type>` behind where its type isn't `Vault`.
     pub token: String,
     /// Whose they were.
     pub from: Option<FlowAddress>,
@@ -76,7 +80,7 @@ pub enum NftKind {
 /// A movement of one non-fungible token. One of `from` and `to` is an account, but for an item that was destroyed where it belonged to none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NftMove {
-    /// The contract, as `A.<address>.<name>`.
+    /// The contract, as `A.<address>.<name>`, with `.<type>` behind where its type isn't `NFT`.
     pub collection: String,
     /// Its id in the collection.
     pub id: u64,
@@ -194,8 +198,11 @@ const MINTED_IDS: [&str; 6] = ["id", "nftID", "nftId", "momentID", "tokenID", "t
 #[derive(Debug)]
 struct Read {
     index: u32,
-    contract: String,
+    /// As [`FtMove::token`].
+    token: String,
     is_new_form: bool,
+    /// Whether the event says of which of its contract's types it is.
+    is_typed: bool,
     said: Said,
 }
 
@@ -215,14 +222,17 @@ impl TokenMoves {
                 }),
             }
         }
-        let told_anew: BTreeSet<String> =
-            all.iter().filter(|read| read.is_new_form).map(|read| read.contract.clone()).collect();
+        // By contract, those of its types that the new form names.
+        let mut told_anew: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for read in all.iter().filter(|read| read.is_new_form) {
+            told_anew.entry(contract_of(&read.token).to_owned()).or_default().insert(read.token.clone());
+        }
         let mut fungible = Fungible::default();
         let mut non_fungible = NonFungible::default();
-        for Read { index, contract, is_new_form, said } in all {
+        for Read { index, mut token, is_new_form, is_typed, said } in all {
+            let types = told_anew.get(&token).filter(|_| !is_new_form);
             // A mint has no new form, and a fee no old one.
-            let is_repeated = !is_new_form
-                && told_anew.contains(&contract)
+            let is_repeated = types.is_some()
                 && !matches!(
                     said,
                     Said::Minted { .. }
@@ -231,9 +241,13 @@ impl TokenMoves {
                         | Said::ItemDestroyed { .. }
                         | Said::ItemMinted { .. }
                 );
+            if let Some(only) = types.filter(|types| !is_typed && types.len() == 1).and_then(BTreeSet::first)
+            {
+                token.clone_from(only);
+            }
             if !is_repeated {
-                fungible.hear(index, &contract, &said);
-                non_fungible.hear(index, &contract, &said);
+                fungible.hear(index, &token, &said);
+                non_fungible.hear(index, &token, &said);
             }
         }
         let accounts = network.accounts();
@@ -324,20 +338,21 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
         }
         _ => return Ok(None),
     };
-    let contract = if matches!(said, Said::SomeItemDestroyed { .. }) {
+    let token = if matches!(said, Said::SomeItemDestroyed { .. }) {
         String::new()
     } else if standard {
-        contract_of_type(&fields)?
+        token_of_type(&fields, if name.contract == "FungibleToken" { "Vault" } else { "NFT" })?
     } else {
         format!("A.{}.{}", address.bare(), name.contract)
     };
     // `A.`, 16 digits, a point.
-    let name_bytes = contract.len().saturating_sub(19);
+    let name_bytes = token.len().saturating_sub(19);
     if name_bytes > MAX_NAME_BYTES {
-        return Err(format!("its contract's name has {name_bytes} bytes, more than {MAX_NAME_BYTES}"));
+        return Err(format!("its token's name has {name_bytes} bytes, more than {MAX_NAME_BYTES}"));
     }
-    let is_new_form = standard && !contract.is_empty();
-    Ok(Some(Read { index: event.index, contract, is_new_form, said }))
+    let is_new_form = standard && !token.is_empty();
+    let is_typed = standard || name.event == DESTROYED;
+    Ok(Some(Read { index: event.index, token, is_new_form, is_typed, said }))
 }
 
 fn is_tokens(fields: &Composite, party: Option<&str>) -> bool {
@@ -351,12 +366,19 @@ fn is_item(fields: &Composite, party: &str) -> bool {
     fields.field("id").is_some_and(is_number) && matches!(fields.field(party), Some(CdcValue::Optional(_)))
 }
 
-/// `A.<address>.<contract>.<type>` without the type.
-fn contract_of_type(fields: &Composite) -> Result<String, String> {
+/// The contract of a token, of which it may be one of several types.
+pub fn contract_of(token: &str) -> &str {
+    token.match_indices('.').nth(2).map_or(token, |(at, _)| &token[..at])
+}
+
+/// The token of a type `A.<address>.<contract>.<type>`: without the type where that is the one that contracts have as a rule.
+fn token_of_type(fields: &Composite, usual: &str) -> Result<String, String> {
     let name = fields.field("type").and_then(CdcValue::as_str).ok_or("it names no type")?;
-    let parsed = EventType::parse(name).and_then(|parsed| Some((parsed.address?, parsed.contract)));
-    let (address, contract) = parsed.ok_or_else(|| format!("{name:.200} is no type of a contract"))?;
-    Ok(format!("A.{}.{contract}", address.bare()))
+    let parsed = EventType::parse(name).and_then(|parsed| Some((parsed.address?, parsed)));
+    let (address, parsed) = parsed.ok_or_else(|| format!("{name:.200} is no type of a contract"))?;
+    let contract = format!("A.{}.{}", address.bare(), parsed.contract);
+    // Where an event is taken apart, a type's name stands in its place.
+    Ok(if parsed.event == usual { contract } else { format!("{contract}.{}", parsed.event) })
 }
 
 fn number(fields: &Composite, name: &str) -> Result<u64, String> {

@@ -9,7 +9,7 @@ use crate::decode::flow::{FEE_KIND, FT_KIND, FtKind, FtMove, NFT_KIND, NftDestro
 use crate::tables::opt;
 use crate::tables::transfers::{EventPlace, FtTransfer, NftTransfer, Parties};
 
-/// The account and the name of a contract, from `A.<address>.<name>`.
+/// The account and the name of a contract, from `A.<address>.<name>`; of a token with its type, `<name>.<type>`.
 pub(super) fn contract(name: &str) -> Option<(FlowAddress, &str)> {
     let (address, name) = name.strip_prefix("A.")?.split_once('.')?;
     Some((address.parse().ok()?, name))

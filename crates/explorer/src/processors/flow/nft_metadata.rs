@@ -13,7 +13,7 @@ use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, Se
 use cairn_store::derived::{Key, Row, TableDef, Value};
 
 use super::node::ScriptNode;
-use super::scripts;
+use super::scripts::{self, TokenOf};
 use crate::decode::{TextLimit, clean};
 use crate::names::{NFT_METADATA_WORKER, TOKEN_WORKER};
 use crate::processors::Settings;
@@ -73,13 +73,10 @@ impl Enricher for NftMetadataWorker {
 
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
-        let arguments = vec![
-            scripts::address(subject.contract),
-            scripts::text(subject.name),
-            scripts::number(subject.id),
-            scripts::address(subject.owner),
-        ];
-        let found = scripts::run(&*self.node, &scripts::item(self.network), arguments, at).await?;
+        let of = TokenOf::new(subject.contract, subject.name);
+        let arguments = of.arguments([scripts::number(subject.id), scripts::address(subject.owner)]);
+        let script = scripts::item(self.network, &of);
+        let found = scripts::run(&*self.node, &script, arguments, at).await?;
         let uri = found.text("uri", TextLimit::URI);
         let status = match (found.is("held"), uri.is_some()) {
             (true, true) => "ok",

@@ -20,11 +20,11 @@ pub enum ScriptAnswer {
 }
 
 /// An access node that can be asked about contracts. An implementation bounds each question in time and its answer in bytes
-/// ([`MAX_ANSWER_BYTES`], and [`super::contract_code::MAX_CODE_BYTES`] for a contract). Heights name one block for ever on sealed chains,
-/// so questions are asked by height; a height that the node doesn't have yet is a transient error, one that it never had is not.
+/// ([`MAX_ANSWER_BYTES`], and [`super::contract_code::MAX_CODE_BYTES`] for a contract). A block that the node doesn't have yet is a transient error, one
+/// that it never had is not.
 #[async_trait]
 pub trait ScriptNode: Send + Sync {
-    /// `ExecuteScriptAtBlockHeight`, with each argument as JSON-CDC.
+    /// `ExecuteScriptAtBlockID`, with each argument as JSON-CDC: by the block's id, so that no other fork answers.
     async fn execute(
         &self,
         script: &str,
@@ -32,6 +32,7 @@ pub trait ScriptNode: Send + Sync {
         at: BlockRef,
     ) -> Result<ScriptAnswer, AskError>;
 
-    /// `GetAccountAtBlockHeight`: keys and contracts of an account. `None`: there is no such account.
+    /// `GetAccountAtBlockHeight`: keys and contracts of an account. `None`: there is no such account. Nodes answer it by height alone, which names one block
+    /// for ever on sealed chains.
     async fn account(&self, address: FlowAddress, at: BlockRef) -> Result<Option<Account>, AskError>;
 }

@@ -16,22 +16,57 @@ use serde_json::json;
 use super::node::{MAX_ANSWER_BYTES, ScriptAnswer, ScriptNode};
 use crate::decode::{TextLimit, clean};
 
+/// Which contract a token is of, and which of its types it is where that isn't the one that its views are of when none is named.
+pub(super) struct TokenOf<'n> {
+    address: FlowAddress,
+    contract: &'n str,
+    kind: Option<&'n str>,
+}
+
+impl<'n> TokenOf<'n> {
+    /// From the columns of tables that are keyed by token: an address, and `<contract>` or `<contract>.<type>`.
+    pub fn new(address: FlowAddress, name: &'n str) -> TokenOf<'n> {
+        let (contract, kind) =
+            name.split_once('.').map_or((name, None), |(contract, kind)| (contract, Some(kind)));
+        TokenOf { address, contract, kind }
+    }
+
+    /// The first arguments of its scripts; the last one, which only some have, comes behind all others.
+    pub fn arguments(&self, others: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+        let mut arguments = vec![address(self.address), text(self.contract)];
+        arguments.extend(others);
+        if let Some(kind) = self.kind {
+            arguments.push(text(&format!("A.{}.{}.{kind}", self.address.bare(), self.contract)));
+        }
+        arguments
+    }
+
+    /// The parameter for its type, and what a view is asked for of.
+    fn parameter(&self) -> (&'static str, &'static str) {
+        match self.kind {
+            Some(_) => (", kind: String", "CompositeType(kind)"),
+            None => ("", "nil"),
+        }
+    }
+}
+
 /// What a fungible token's contract says of itself.
-pub(super) fn token(network: Network) -> String {
+pub(super) fn token(network: Network, of: &TokenOf<'_>) -> String {
+    let (parameter, kind) = of.parameter();
     format!(
         r#"import FungibleToken from {ft}
 import FungibleTokenMetadataViews from {ft}
 
-access(all) fun main(address: Address, name: String): {{String: AnyStruct}} {{
+access(all) fun main(address: Address, name: String{parameter}): {{String: AnyStruct}} {{
     let answer: {{String: AnyStruct}} = {{}}
     if let token = getAccount(address).contracts.borrow<&{{FungibleToken}}>(name: name) {{
-        if let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.FTDisplay>()) {{
+        if let view = token.resolveContractView(resourceType: {kind}, viewType: Type<FungibleTokenMetadataViews.FTDisplay>()) {{
             if let display = view as? FungibleTokenMetadataViews.FTDisplay {{
                 answer["name"] = display.name
                 answer["symbol"] = display.symbol
             }}
         }}
-        if let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.TotalSupply>()) {{
+        if let view = token.resolveContractView(resourceType: {kind}, viewType: Type<FungibleTokenMetadataViews.TotalSupply>()) {{
             if let total = view as? FungibleTokenMetadataViews.TotalSupply {{
                 answer["supply"] = total.supply
             }}
@@ -45,16 +80,17 @@ access(all) fun main(address: Address, name: String): {{String: AnyStruct}} {{
 }
 
 /// What a collection's contract says of itself.
-pub(super) fn collection(network: Network) -> String {
+pub(super) fn collection(network: Network, of: &TokenOf<'_>) -> String {
+    let (parameter, kind) = of.parameter();
     format!(
         r#"import NonFungibleToken from {nft}
 import MetadataViews from {nft}
 
-access(all) fun main(address: Address, name: String): {{String: AnyStruct}} {{
+access(all) fun main(address: Address, name: String{parameter}): {{String: AnyStruct}} {{
     let answer: {{String: AnyStruct}} = {{}}
     if let collection = getAccount(address).contracts.borrow<&{{NonFungibleToken}}>(name: name) {{
         answer["standard"] = true
-        if let view = collection.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionDisplay>()) {{
+        if let view = collection.resolveContractView(resourceType: {kind}, viewType: Type<MetadataViews.NFTCollectionDisplay>()) {{
             if let display = view as? MetadataViews.NFTCollectionDisplay {{
                 answer["name"] = display.name
             }}
@@ -68,15 +104,16 @@ access(all) fun main(address: Address, name: String): {{String: AnyStruct}} {{
 }
 
 /// Where the picture of an item is, while it lies in this account's public collection.
-pub(super) fn item(network: Network) -> String {
+pub(super) fn item(network: Network, of: &TokenOf<'_>) -> String {
+    let (parameter, kind) = of.parameter();
     format!(
         r#"import NonFungibleToken from {nft}
 import MetadataViews from {nft}
 
-access(all) fun main(address: Address, name: String, id: UInt64, owner: Address): {{String: AnyStruct}} {{
+access(all) fun main(address: Address, name: String, id: UInt64, owner: Address{parameter}): {{String: AnyStruct}} {{
     let answer: {{String: AnyStruct}} = {{}}
     if let collection = getAccount(address).contracts.borrow<&{{NonFungibleToken}}>(name: name) {{
-        if let view = collection.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionData>()) {{
+        if let view = collection.resolveContractView(resourceType: {kind}, viewType: Type<MetadataViews.NFTCollectionData>()) {{
             if let data = view as? MetadataViews.NFTCollectionData {{
                 if let held = getAccount(owner).capabilities.borrow<&{{NonFungibleToken.Collection}}>(data.publicPath) {{
                     if let item = held.borrowNFT(id) {{

@@ -11,7 +11,7 @@ use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, Se
 use cairn_store::derived::{Key, Row, TableDef};
 
 use super::node::ScriptNode;
-use super::scripts;
+use super::scripts::{self, TokenOf};
 use crate::decode::TextLimit;
 use crate::decode::flow::NFT_KIND;
 use crate::names::{TOKEN_METADATA_WORKER, TOKEN_WORKER};
@@ -65,10 +65,11 @@ impl Enricher for TokenMetadataWorker {
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
         let Some(contract) = FlowAddress::from_slice(&subject.contract) else { return Ok(Asked::Nothing) };
-        let arguments = vec![scripts::address(contract), scripts::text(&subject.name)];
+        let of = TokenOf::new(contract, &subject.name);
+        let arguments = of.arguments([]);
         let script = match subject.is_nft {
-            true => scripts::collection(self.network),
-            false => scripts::token(self.network),
+            true => scripts::collection(self.network, &of),
+            false => scripts::token(self.network, &of),
         };
         let found = scripts::run(&*self.node, &script, arguments, at).await?;
         let named = Named {

@@ -6,12 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock, TxStatus};
+use cairn_flow::network::Accounts;
 use cairn_flow::{EventType, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
 
 use super::{FlowBlocks, OnceTx, moves};
-use crate::decode::flow::{AccountChange, ContractChange, FtKind, MAX_NAME_BYTES, account_event, imports};
+use crate::decode::flow::{
+    AccountChange, ContractChange, FtKind, MAX_NAME_BYTES, account_event, contract_of, imports,
+};
 use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
 use crate::tables::flow::transactions::TX_TAGS;
@@ -20,7 +23,7 @@ use crate::tables::transactions::{TX_CONTRACTS, TxContract};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_CONTRACTS_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TX_CONTRACTS, &TX_TAGS],
 };
@@ -39,9 +42,6 @@ const REMOVE: usize = 3;
 const LOG: usize = 4;
 const FT: usize = 5;
 const NFT: usize = 6;
-
-/// The contracts of staking: of the account where `FlowIDTableStaking` stands.
-const STAKING: [&str; 4] = ["FlowIDTableStaking", "FlowStakingCollection", "FlowEpoch", "LockedTokens"];
 
 type Touched = BTreeMap<(FlowAddress, String), [bool; TAGS.len()]>;
 
@@ -114,7 +114,7 @@ impl TxContractsWorker {
             let Some(name) = EventType::parse(&event.event_type) else { continue };
             if let Some(address) = name.address.filter(|_| name.contract.len() <= MAX_NAME_BYTES) {
                 tag(address, name.contract, LOG);
-                tags.extend(event_tag(name, accounts.service));
+                tags.extend(event_tag(name, &accounts));
             } else if let Ok(Some(about)) = account_event(event) {
                 tags.insert(change_tag(&about.change));
                 if let AccountChange::Contract { name, change, .. } = &about.change {
@@ -129,13 +129,13 @@ impl TxContractsWorker {
         }
         let moves = once.moves();
         for moved in moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee) {
-            if let Some((address, name)) = moves::contract(&moved.token) {
+            if let Some((address, name)) = moves::contract(contract_of(&moved.token)) {
                 tag(address, name, FT);
                 tags.insert("ft");
             }
         }
         for moved in &moves.non_fungible {
-            if let Some((address, name)) = moves::contract(&moved.collection) {
+            if let Some((address, name)) = moves::contract(contract_of(&moved.collection)) {
                 tag(address, name, NFT);
                 tags.insert("nft");
             }
@@ -144,19 +144,17 @@ impl TxContractsWorker {
     }
 }
 
-fn event_tag(name: EventType<'_>, service: FlowAddress) -> Option<&'static str> {
-    if name.address == Some(service) {
-        match (name.contract, name.event) {
-            ("EVM", "CadenceOwnedAccountCreated") => return Some("coa-created"),
-            ("EVM", "FLOWTokensDeposited" | "FLOWTokensWithdrawn") => return Some("bridge"),
-            ("EVM", "TransactionExecuted") => return Some("evm"),
-            ("FlowTransactionScheduler", "Executed") => return Some("scheduled"),
-            _ => {}
-        }
-    }
-    match name.contract {
-        "FlowEVMBridge" => Some("bridge"),
-        contract if STAKING.contains(&contract) => Some("staking"),
+/// What an event says that its transaction did. Anybody may name a contract as the chain's own are named: only those of the network's accounts count.
+fn event_tag(name: EventType<'_>, accounts: &Accounts) -> Option<&'static str> {
+    let is_at = |account: FlowAddress| name.address == Some(account);
+    match (name.contract, name.event) {
+        ("EVM", "CadenceOwnedAccountCreated") if is_at(accounts.service) => Some("coa-created"),
+        ("EVM", "FLOWTokensDeposited" | "FLOWTokensWithdrawn") if is_at(accounts.service) => Some("bridge"),
+        ("EVM", "TransactionExecuted") if is_at(accounts.service) => Some("evm"),
+        ("FlowTransactionScheduler", "Executed") if is_at(accounts.service) => Some("scheduled"),
+        ("FlowEVMBridge", _) if is_at(accounts.evm_bridge) => Some("bridge"),
+        ("FlowIDTableStaking" | "FlowEpoch", _) if is_at(accounts.staking) => Some("staking"),
+        ("FlowStakingCollection" | "LockedTokens", _) if is_at(accounts.locked_tokens) => Some("staking"),
         _ => None,
     }
 }

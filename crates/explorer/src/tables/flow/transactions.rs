@@ -35,7 +35,7 @@ pub static FLOW_TX_METRICS: TableDef = TableDef {
 /// Tags of transactions. `by_tag` lists the transactions of a tag.
 ///
 /// `system` and `scheduled` (the chain itself made it; it ran a scheduled call), `failed`, `evm`, `ft`, `nft`, `account-created`, `key-added`,
-/// `key-revoked`, `contract-added`, `contract-updated`, `contract-removed`, `coa-created`, `staking`, `bridge` (between Cadence and EVM).
+/// `key-revoked`, `contract-added`, `contract-updated`, `contract-removed`, `coa-created`, `staking`, `bridge` (between Cadence and EVM): the latter two of the network's own contracts alone.
 pub static TX_TAGS: TableDef = TableDef {
     name: "tx_tags",
     service: TX_CONTRACTS_WORKER,
