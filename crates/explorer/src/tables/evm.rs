@@ -49,7 +49,8 @@ pub static EVM_TRANSACTIONS: TableDef = TableDef {
 /// of the key.
 ///
 /// `data` is null where there are more than 8 KiB of it: then `payload_hash` is its SHA-256 and `payload_ref` says where the raw store
-/// has it, as `raw:HEIGHT/LOG_INDEX`.
+/// has it, as `raw:HEIGHT/LOG_INDEX`; on Flow as `raw:HEIGHT/EVENT_INDEX/LOG_INDEX`, with the place of the event in its Flow transaction, which
+/// `evm_executions` names.
 pub static EVM_LOGS: TableDef = TableDef {
     name: "evm_logs",
     service: EVM_WORKER,
