@@ -3,6 +3,7 @@
 mod support;
 
 use alloy_primitives::{Address, B256, U256};
+use alloy_rlp::{Encodable, Header};
 use cairn_flow::cdc::CdcValue;
 use cairn_flow::evm::{DirectKind, Executed, decode_payload};
 use cairn_flow::id::transaction_id;
@@ -161,4 +162,64 @@ fn a_recorded_evm_event_names_the_hash_of_its_payload() {
     assert_eq!((tx.hash, tx.tx_type, tx.nonce), (executed.hash, executed.tx_type, 0));
     assert_eq!((executed.block_height, executed.gas_used, executed.error_code), (55_215_387, 21_000, 0));
     assert!(executed.logs.is_empty() && executed.contract_address.is_none());
+}
+
+/// Of a direct call everything is recorded that its hash is made of; of a signed transaction its signature is not.
+#[test]
+fn recorded_direct_calls_have_the_hashes_that_an_explorer_shows() {
+    let Some(listed) = support::json("findapi-evm-tx.json") else { return };
+    let rows = listed["data"].as_array().expect("a list");
+    let text = |row: &Value, field: &str| row[field].as_str().expect("text").to_owned();
+    let moves_value: Address = "0x0000000000000000000000030000000000000000".parse().expect("an address");
+    let (mut direct, mut signed) = (0, 0);
+    for row in rows {
+        let from: Address = text(row, "from").parse().expect("an address");
+        let to: Address = text(row, "to").parse().expect("an address");
+        let hash: B256 = text(row, "hash").parse().expect("a hash");
+        let number = |field: &str| text(row, field).parse::<u64>().expect("a number");
+        let (gas_limit, gas_used) = (number("gas_limit"), number("gas_used"));
+        assert!(gas_used <= gas_limit, "{hash}");
+        if from != moves_value {
+            signed += 1;
+            continue;
+        }
+        direct += 1;
+        let nonce = row["nonce"].as_u64().expect("a number");
+        let value: U256 = text(row, "value").parse().expect("a number");
+        let input = hex::decode(text(row, "raw_input")).expect("hex");
+        let tx = decode_payload(&direct_call(3, from, to, &input, value, gas_limit, nonce)).expect("is read");
+        assert_eq!(tx.hash, hash);
+        assert_eq!((tx.from, tx.to, tx.value, tx.nonce), (Some(from), Some(to), value, nonce));
+        assert_eq!((tx.gas_limit, tx.gas_price, tx.input.len()), (gas_limit, 0, input.len()));
+        assert_eq!(tx.direct, Some(DirectKind::Transfer));
+        // Any other kind of call has another hash.
+        let other = decode_payload(&direct_call(5, from, to, &input, value, gas_limit, nonce));
+        assert_ne!(other.expect("is read").hash, hash);
+    }
+    assert_eq!((direct, signed), (10, 10));
+}
+
+/// A direct call's payload.
+fn direct_call(
+    sub_type: u8,
+    from: Address,
+    to: Address,
+    input: &[u8],
+    value: U256,
+    gas_limit: u64,
+    nonce: u64,
+) -> Vec<u8> {
+    let mut items = Vec::new();
+    cairn_flow::evm::DIRECT_CALL.encode(&mut items);
+    sub_type.encode(&mut items);
+    from.encode(&mut items);
+    to.encode(&mut items);
+    input.encode(&mut items);
+    value.encode(&mut items);
+    gas_limit.encode(&mut items);
+    nonce.encode(&mut items);
+    let mut payload = vec![cairn_flow::evm::DIRECT_CALL];
+    Header { list: true, payload_length: items.len() }.encode(&mut payload);
+    payload.extend(items);
+    payload
 }
