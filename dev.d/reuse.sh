@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Builds in a fresh clone that reuse what an earlier clone at the same place compiled. Sourced by .ci/run.
+# Builds in a fresh clone that reuse what an earlier clone, here or elsewhere, compiled: nothing that is compiled holds the place. Sourced by .ci/run.
 #
 # Cargo tells by the times of files whether they have changed, and in a fresh clone all are new. So the files that are what they were in the commit
 # that was compiled last get a time long ago; all others keep the clone's. Where that commit isn't known, since the last run didn't pass, or where the

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 /// A file of the public Ethereum RPC test suite; `None` where the data isn't on this machine (a failure in CI).
 pub(crate) fn conformance(name: &str) -> Option<Vec<u8>> {
-    let shared = std::env::var_os("CAIRN_SHARED")
-        .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared").into(), PathBuf::from);
+    let shared = std::env::var_os("CAIRN_SHARED").map_or_else(|| "../../../shared".into(), PathBuf::from);
     let path = shared.join("conformance/execution-apis").join(name);
     match std::fs::read(&path) {
         Ok(bytes) => Some(bytes),

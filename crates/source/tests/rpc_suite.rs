@@ -18,10 +18,8 @@ use support::{CallIn, CallOut, MockNode, chain, config};
 
 /// The suite's folder; `None`, with a word on where to get it, where it is not there.
 fn suite() -> Option<PathBuf> {
-    let shared = std::env::var_os("CAIRN_SHARED").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")),
-        PathBuf::from,
-    );
+    let shared =
+        std::env::var_os("CAIRN_SHARED").map_or_else(|| PathBuf::from("../../../shared"), PathBuf::from);
     let folder = shared.join("conformance/execution-apis");
     if folder.join("chain.rlp").is_file() {
         return Some(folder);

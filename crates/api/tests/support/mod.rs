@@ -21,7 +21,7 @@ pub mod made;
 pub fn suite_dir() -> Option<PathBuf> {
     let shared = std::env::var_os("CAIRN_SHARED")
         .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")));
+        .unwrap_or_else(|| PathBuf::from("../../../shared"));
     let dir = shared.join("conformance/execution-apis");
     if dir.join("chain.rlp").is_file() {
         return Some(dir);

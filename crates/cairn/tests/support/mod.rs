@@ -239,10 +239,8 @@ pub fn verify_clean(dir: &Path, data: &str) -> String {
 
 /// The public suite's folder; `None`, with a word on where to get it, where it is not there.
 pub fn suite() -> Option<PathBuf> {
-    let shared = std::env::var_os("CAIRN_SHARED").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")),
-        PathBuf::from,
-    );
+    let shared =
+        std::env::var_os("CAIRN_SHARED").map_or_else(|| PathBuf::from("../../../shared"), PathBuf::from);
     let folder = shared.join("conformance/execution-apis");
     if folder.join("chain.rlp").is_file() {
         return Some(folder);

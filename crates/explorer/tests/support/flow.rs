@@ -547,10 +547,8 @@ fn evm_block(evm_height: u64, transactions: u64) -> Vec<(&'static str, Json)> {
 
 /// A recorded file; `None`, with a word on where to get it, where it isn't on this machine (a failure in CI).
 pub fn fixture(name: &str) -> Option<Json> {
-    let shared = std::env::var_os("CAIRN_SHARED").map_or_else(
-        || concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared").into(),
-        std::path::PathBuf::from,
-    );
+    let shared =
+        std::env::var_os("CAIRN_SHARED").map_or_else(|| "../../../shared".into(), std::path::PathBuf::from);
     let file = shared.join("fixtures/flow").join(name);
     let Ok(text) = std::fs::read(&file) else {
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{} is not there", file.display());

@@ -9,8 +9,7 @@ use serde_json::Value;
 
 /// A recorded file; `None`, with a word on where to get it, where it isn't on this machine (a failure in CI).
 pub fn fixture(name: &str) -> Option<Vec<u8>> {
-    let shared = std::env::var_os("CAIRN_SHARED")
-        .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared").into(), PathBuf::from);
+    let shared = std::env::var_os("CAIRN_SHARED").map_or_else(|| "../../../shared".into(), PathBuf::from);
     let file = shared.join("fixtures/flow").join(name);
     if file.is_file() {
         return Some(std::fs::read(&file).expect("is read"));
