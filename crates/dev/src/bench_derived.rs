@@ -97,7 +97,8 @@ fn address(n: u64) -> Value {
     Value::bytes(&bytes)
 }
 
-fn transfer(height: u64, log_index: u64) -> Row {
+/// One transfer.
+pub fn transfer(height: u64, log_index: u64) -> Row {
     let n = height * PER_BLOCK + log_index;
     let mut transaction = [2; 32];
     transaction[..8].copy_from_slice(&n.wrapping_mul(0xd134_2543_de82_ef95).to_be_bytes());
@@ -127,6 +128,15 @@ pub fn holding(n: u64, last_height: u64) -> Row {
 
 /// A lease on everything.
 pub async fn claim(store: &impl Coordinator, service: &str) -> Result<WorkerLease> {
+    claim_below(store, service, Height(1 << 40)).await
+}
+
+/// A lease on all below `limit_exclusive`.
+pub async fn claim_below(
+    store: &impl Coordinator,
+    service: &str,
+    limit_exclusive: Height,
+) -> Result<WorkerLease> {
     let request = ClaimRequest {
         service: service.into(),
         version: 1,
@@ -134,7 +144,7 @@ pub async fn claim(store: &impl Coordinator, service: &str) -> Result<WorkerLeas
         ttl_ms: 3_600_000,
         range_heights: 1 << 40,
         first: Height(0),
-        limit_exclusive: Height(1 << 40),
+        limit_exclusive,
         stop_exclusive: None,
         in_order: false,
     };

@@ -2,12 +2,12 @@
 //!
 //! A table of transfers and one of holdings hold so many rows. Above them stand first 3 and then 1,000 blocks that can be undone, each written as the pipeline does: a commit of
 //! 100 transfers, and one of 200 holdings with their undo rows; one holder is in every block, the others come and go. Then the reorg is applied from its first transaction to its last, as
-//! the pipeline applies it (steps of 10,000 rows), while somebody else commits 2,000 rows at a time to another table with the same indexes, as quickly as it can. After each the balances are compared with those
+//! the pipeline applies it (steps of 10,000 rows), while somebody else commits 2,000 rows at a time, of heights that stay, to another table with the same indexes, as quickly as it can. After each the balances are compared with those
 //! of the common block. On PostgreSQL and, for comparison, on SQLite; there 3 blocks are also held against a plain DELETE of as many blocks' transfers, committed by itself.
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -21,20 +21,21 @@ use cairn_store::derived::{
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark};
 use clap::Parser;
+use tokio::sync::watch;
 
 use crate::args::ServerArgs;
 use crate::bench::cache_dir;
 use crate::bench_derived::{
-    HOLDINGS, OTHERS, PER_BLOCK, RAW, SERVICES, TRANSFERS, catalog, chunk, claim, fill_postgres, holding, id,
-    transfers,
+    HOLDINGS, OTHERS, PER_BLOCK, RAW, SERVICES, TRANSFERS, catalog, chunk, claim, claim_below, fill_postgres,
+    holding, id, transfer, transfers,
 };
 use crate::bench_pg::{Database, describe};
 use crate::report::figure;
 
 /// Blocks that are rolled back: a usual reorg, and the deepest that is followed by default (R09).
 const ORPHANS: [u64; 2] = [3, 1_000];
-/// Heights of one commit of the writer beside it.
-const WRITER_HEIGHTS: u64 = 20;
+/// Rows of one commit of the writer beside it, all of one height.
+const WRITER_ROWS: u64 = 2_000;
 
 /// How much.
 #[derive(Parser)]
@@ -136,9 +137,11 @@ async fn rollbacks<S: AppStore>(
     mut mapper: WorkerLease,
     mut folder: WorkerLease,
 ) -> Result<()> {
-    let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let lease = claim(&**store, "writer").await?;
-    let writer = tokio::spawn(write(store.clone(), lease, stop.clone(), written.clone()));
+    // Below all that is rolled back.
+    let room = mapper.done_to;
+    let lease = claim_below(&**store, "writer", room).await?;
+    let (turns, written) = (watch::Sender::new(Turn::Rest), Arc::new(AtomicU64::new(0)));
+    let writer = tokio::spawn(write(store.clone(), lease, turns.subscribe(), written.clone()));
     let (mut last, mut few) = (ReorgMark { id: 0, digest: [0; 32] }, Duration::ZERO);
     for orphans in ORPHANS {
         let common = put_on_top(&**store, mapper, folder, orphans, last.id).await?;
@@ -154,7 +157,9 @@ async fn rollbacks<S: AppStore>(
         }
         let before = written.load(Ordering::Relaxed);
         let entry = entry(&last, common, orphans);
+        turns.send_replace(Turn::Write);
         let (took, steps, longest) = apply(&**store, &entry).await?;
+        turns.send_replace(Turn::Rest);
         let meanwhile = written.load(Ordering::Relaxed) - before;
         demand_rolled_back(&**store, common).await?;
         figure(&format!("rollback_{name}{orphans}_blocks_s"), format!("{:.3}", took.as_secs_f64()), "s");
@@ -168,7 +173,7 @@ async fn rollbacks<S: AppStore>(
         // The reorg took them.
         (mapper, folder) = (claim(&**store, "mapper").await?, claim(&**store, "folder").await?);
     }
-    stop.store(true, Ordering::Relaxed);
+    turns.send_replace(Turn::End);
     writer.await.context("the writer")?
 }
 
@@ -253,23 +258,36 @@ fn last_height(row: &Row) -> Option<u64> {
     row.0.last().and_then(Value::as_height).map(Height::get)
 }
 
-/// Commits rows until it is told to stop.
+/// What the writer is to do.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    Rest,
+    Write,
+    End,
+}
+
+/// Commits rows, a height at a time, whenever it is its turn, until it is told to end.
 async fn write<S: AppStore>(
     store: Arc<S>,
     mut lease: WorkerLease,
-    stop: Arc<AtomicBool>,
+    mut turn: watch::Receiver<Turn>,
     written: Arc<AtomicU64>,
 ) -> Result<()> {
-    while !stop.load(Ordering::Relaxed) {
-        let from = lease.done_to.get();
-        let rows = vec![TableRows { table: OTHERS.name, rows: transfers(from, from + WRITER_HEIGHTS) }];
-        let commit = ChunkCommit { rows, ..chunk(&lease, from + WRITER_HEIGHTS, 0) };
-        // Each reorg takes the lease, which ends far above, from its holder.
-        lease = match store.commit_chunk(&lease, commit).await {
-            Ok(committed) => committed.lease,
-            Err(_) => claim(&*store, "writer").await?,
-        };
-        written.fetch_add(WRITER_HEIGHTS * PER_BLOCK, Ordering::Relaxed);
+    loop {
+        match *turn.wait_for(|turn| *turn != Turn::Rest).await? {
+            Turn::End => return Ok(()),
+            Turn::Rest | Turn::Write => {}
+        }
+        let height = lease.done_to;
+        ensure!(
+            height < lease.range.end(),
+            "the writer has no heights left below {}: ask for more --rows and --sqlite-rows",
+            lease.range.end()
+        );
+        let rows = (0..WRITER_ROWS).map(|n| transfer(height.get(), n)).collect();
+        let rows = vec![TableRows { table: OTHERS.name, rows }];
+        let commit = ChunkCommit { rows, ..chunk(&lease, height.get() + 1, 0) };
+        lease = store.commit_chunk(&lease, commit).await?.lease;
+        written.fetch_add(WRITER_ROWS, Ordering::Relaxed);
     }
-    Ok(())
 }
