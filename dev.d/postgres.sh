@@ -66,24 +66,30 @@ postgres_answers() {
   python3 tests/rest/compare.py "${urls[@]}"
 }
 
-# One ingester and three workers, killed at random while the chain forks.
-postgres_kills() {
-  "$BIN_DEV" kill-test --cairn "$BIN_CAIRN" --anvil "$(anvil_get)" --contracts "$(contracts)" --postgres "$PG_URL" \
-    --kills "${CAIRN_KILLS:-200}" --seed "${CAIRN_KILL_SEED:-1}"
-}
-
-# The app database on a server of its own, which goes away for a while.
-postgres_outage() {
-  local raw_url="$PG_URL" binary port data command
+# app_server NAME: sets APP_SERVER to the arguments that name a server of the app database alone, which the test itself starts and stops.
+app_server() {
+  local binary data port command
   binary="$(postgres_get)" || return 1
-  RUN="$CACHE/run/test-outage"
+  RUN="$CACHE/run/test-$1"
   mkdir -p "$RUN/postgres"
   data="$(postgres_data)" port="$(free_port)"
   at_stage_end "rm -rf '$data'"
   postgres_init "$data"
   command="$(printf '%q ' "${POSTGRES_AS[@]}" "$binary" -D "$data" -p "$port" "${POSTGRES_SETTINGS[@]}")"
-  "$BIN_DEV" outage-test --cairn "$BIN_CAIRN" --postgres "$raw_url" \
-    --app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-60}" ${KEEP:+--keep "$KEEP"}
+  APP_SERVER=(--app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-60}")
+}
+
+# One ingester and three workers, killed at random while the chain forks, and without their app database for a while.
+postgres_kills() {
+  app_server kills || return 1
+  "$BIN_DEV" kill-test --cairn "$BIN_CAIRN" --anvil "$(anvil_get)" --contracts "$(contracts)" --postgres "$PG_URL" "${APP_SERVER[@]}" \
+    --kills "${CAIRN_KILLS:-200}" --seed "${CAIRN_KILL_SEED:-1}"
+}
+
+# One process that takes a chain in as fast as it goes, with its app database and without.
+postgres_outage() {
+  app_server outage || return 1
+  "$BIN_DEV" outage-test --cairn "$BIN_CAIRN" --postgres "$PG_URL" "${APP_SERVER[@]}" ${KEEP:+--keep "$KEEP"}
 }
 
 # What PostgreSQL shows beside the suites. Each part ends with a line of its own, the stage with their sum.

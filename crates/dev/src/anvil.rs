@@ -17,7 +17,7 @@ pub const SLOTS_IN_AN_EPOCH: u64 = 40;
 pub struct Anvil {
     pub rpc: Rpc,
     pub url: String,
-    _peer: Peer,
+    peer: Peer,
 }
 
 impl Anvil {
@@ -39,7 +39,12 @@ impl Anvil {
         })
         .await?;
         peer.check_alive()?;
-        Ok(Anvil { rpc, url, _peer: peer })
+        Ok(Anvil { rpc, url, peer })
+    }
+
+    /// Fails when it has ended, with the end of its log.
+    pub fn check_alive(&mut self) -> Result<()> {
+        self.peer.check_alive()
     }
 
     /// Mines one block.

@@ -1,12 +1,13 @@
-//! One ingester and three workers on PostgreSQL, killed with -9 at random moments while the chain forks: in the end every table is what a
-//! clean run makes of the final chain. About half of the payloads are kept outside the database.
+//! One ingester and three workers on PostgreSQL while the chain forks: killed with -9 at random moments, and then left without their app
+//! database, which is on a server of its own, for a minute. The ingester stays with the node all the while, and in the end every table is what
+//! a clean run makes of the final chain. About half of the payloads are kept outside the database.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cairn_backends::postgres::{PgOptions, PgPool};
+use cairn_backends::postgres::{PgOptions, PgPool, PgRawStore};
 use cairn_store::RawReader;
 use cairn_store::derived::{DerivedReader, LeaseFilter};
 use clap::Args;
@@ -15,6 +16,7 @@ use rand::{Rng, SeedableRng};
 use tokio::process::Command;
 
 use crate::anvil::Anvil;
+use crate::app_server::{AppServer, AppServerArgs};
 use crate::args::{KeepArgs, ServerArgs};
 use crate::databases::Databases;
 use crate::peer::Peer;
@@ -23,6 +25,10 @@ use crate::traffic::Traffic;
 
 /// How long everything may need to come to the node's head after the last kill.
 const CATCH_UP: Duration = Duration::from_secs(180);
+/// How often it is looked how far the ingester is behind the node.
+const LOOK: Duration = Duration::from_millis(250);
+/// Without the app database the ingester may be so far behind the node as with it, and this: it polls ten times a second, and a reorg has to be taken in.
+const LAG_HEIGHTS: u64 = 30;
 /// Worker processes beside the ingester.
 const WORKERS: usize = 3;
 /// Payloads of the killed processes that are longer are kept in a directory: about half of them.
@@ -42,6 +48,8 @@ pub struct Options {
     contracts: PathBuf,
     #[command(flatten)]
     server: ServerArgs,
+    #[command(flatten)]
+    app: AppServerArgs,
     /// Processes killed.
     #[arg(long, default_value_t = 200)]
     kills: usize,
@@ -123,25 +131,30 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     std::fs::create_dir_all(folder)?;
     println!("seed {}", options.seed);
     let mut report = Report::default();
-    let mut killed = Databases::make(&options.server.postgres, "cairn_killed").await?;
+    let mut server = AppServer::new(&options.app, folder.join("app-server.log"));
+    server.start().await?;
+    let mut killed =
+        Databases::make_apart(&options.server.postgres, &options.app.app_postgres, "cairn_killed").await?;
     killed.payloads = Some(folder.join("payloads"));
     let clean = Databases::make(&options.server.postgres, "cairn_clean").await?;
-    play(&options, folder, &killed, &clean, &mut report).await?;
+    play(&options, folder, &mut server, &killed, &clean, &mut report).await?;
     if !options.keep.keeps() {
         killed.drop().await?;
         clean.drop().await?;
     }
+    server.stop().await?;
     Ok(report.finish())
 }
 
 async fn play(
     options: &Options,
     folder: &Path,
+    server: &mut AppServer<'_>,
     killed: &Databases,
     clean: &Databases,
     report: &mut Report,
 ) -> Result<()> {
-    let node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
+    let mut node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
     let mut traffic = Traffic::deploy(&node.rpc, &options.contracts, options.seed).await?;
     traffic.block(20).await?;
     let fleet = Fleet {
@@ -153,10 +166,19 @@ async fn play(
         settings: SETTINGS.to_vec(),
     };
     let name = format!(
-        "{} kills of one ingester and {WORKERS} workers while the chain forks: everything is derived",
-        options.kills
+        "{} kills of one ingester and {WORKERS} workers, and {} s without the app database, while the chain forks: everything is derived",
+        options.kills,
+        options.app.away().as_secs()
     );
-    if !report.case(name, kill(options, &node, &mut traffic, &fleet, killed)).await {
+    let killing = async {
+        let ended = kill(options, server, &node, &mut traffic, &fleet, killed).await;
+        if ended.is_err() {
+            // Where the node itself has ended, that is the reason.
+            node.check_alive()?;
+        }
+        ended
+    };
+    if !report.case(name, killing).await {
         return Ok(());
     }
 
@@ -224,9 +246,10 @@ async fn logged_errors(url: &str) -> Result<Vec<String>> {
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// Kills and starts again, until everything stands at the node's head.
+/// Kills and starts again, takes the app database away and brings it back, until everything stands at the node's head.
 async fn kill(
     options: &Options,
+    server: &mut AppServer<'_>,
     node: &Anvil,
     traffic: &mut Traffic,
     fleet: &Fleet,
@@ -239,6 +262,7 @@ async fn kill(
     let mut rng = SmallRng::seed_from_u64(options.seed);
     let mut forks = 0;
     let begun = Instant::now();
+    let reached;
     {
         let chain = live(node, traffic, options.seed, &mut forks);
         tokio::pin!(chain);
@@ -255,24 +279,21 @@ async fn kill(
             let role = if victim == 0 { "ingest" } else { "work" };
             processes.insert(victim, fleet.start(role, victim, &[])?);
         }
+        figure("kills_per_s", format!("{:.1}", options.kills as f64 / begun.elapsed().as_secs_f64()), "1/s");
+        reached = Reached::of(databases).await?;
+        tokio::select! {
+            ended = &mut chain => { ended?; bail!("the chain stopped living") }
+            ended = outage(options, server, node, databases) => ended?,
+        }
     }
-    figure("kills_per_s", format!("{:.1}", options.kills as f64 / begun.elapsed().as_secs_f64()), "1/s");
     figure("kill_test_forks", forks, "forks");
     for process in &mut processes {
         process.check_alive()?;
     }
-    // What was reached while they died: had nobody done anything before the last kill, nothing would have been tried.
-    let raw_height =
-        databases.open_raw().await?.snapshot().await?.head().tip.map_or(0, |tip| tip.height.get());
-    let app = databases.open_app().await?;
-    let snapshot = app.snapshot().await?;
-    let derived = snapshot.checkpoints().iter().map(|one| one.last().map_or(0, |tip| tip.height.get())).min();
-    let leases = snapshot.leases(&LeaseFilter { limit: 10_000, ..LeaseFilter::default() }).await?;
-    let held = leases.iter().map(|lease| lease.fence.0).max().unwrap_or(0);
-    drop(snapshot);
+    let Reached { raw_height, derived_height, fence } = reached;
     figure("kill_test_raw_height_at_last_kill", raw_height, "heights");
-    figure("kill_test_derived_height_at_last_kill", derived.unwrap_or(0), "heights");
-    figure("kill_test_lease_fences_at_last_kill", held, "fences");
+    figure("kill_test_derived_height_at_last_kill", derived_height, "heights");
+    figure("kill_test_lease_fences_at_last_kill", fence, "fences");
     let begun = Instant::now();
     databases.settle(&node.rpc, CATCH_UP).await?;
     figure("kill_test_settled_after_s", format!("{:.1}", begun.elapsed().as_secs_f64()), "s");
@@ -280,10 +301,80 @@ async fn kill(
         process.terminate(Duration::from_secs(25)).await?;
     }
     ensure!(
-        derived.unwrap_or(0) > 48 && held as usize > options.kills,
-        "while they were killed {derived:?} of {raw_height} heights were derived, under {held} fences: too few to show anything"
+        derived_height > 48 && fence as usize > options.kills,
+        "while they were killed {derived_height} of {raw_height} heights were derived, under {fence} fences: too few to show anything"
     );
     Ok(())
+}
+
+/// What was reached while they died: had nobody done anything before the last kill, nothing would have been tried.
+struct Reached {
+    raw_height: u64,
+    /// Of the slowest worker.
+    derived_height: u64,
+    /// The highest that was given.
+    fence: u64,
+}
+
+impl Reached {
+    async fn of(databases: &Databases) -> Result<Reached> {
+        let raw_height =
+            databases.open_raw().await?.snapshot().await?.head().tip.map_or(0, |tip| tip.height.get());
+        let app = databases.open_app().await?;
+        let snapshot = app.snapshot().await?;
+        let derived =
+            snapshot.checkpoints().iter().map(|one| one.last().map_or(0, |tip| tip.height.get())).min();
+        let leases = snapshot.leases(&LeaseFilter { limit: 10_000, ..LeaseFilter::default() }).await?;
+        let fence = leases.iter().map(|lease| lease.fence.0).max().unwrap_or(0);
+        Ok(Reached { raw_height, derived_height: derived.unwrap_or(0), fence })
+    }
+}
+
+/// The app database is away for a while. The ingester is no further behind the node meanwhile than before.
+async fn outage(
+    options: &Options,
+    server: &mut AppServer<'_>,
+    node: &Anvil,
+    databases: &Databases,
+) -> Result<()> {
+    let raw = databases.open_raw().await?;
+    let with = behind(&raw, node, options.app.away() / 4).await?;
+    server.stop().await?;
+    let without = behind(&raw, node, options.app.away()).await?;
+    server.start().await?;
+    for (name, lag) in [("with", &with), ("without", &without)] {
+        figure(&format!("kill_test_{name}_app_heights"), lag.heights, "heights");
+        figure(&format!("kill_test_{name}_app_furthest_behind"), lag.furthest, "heights");
+    }
+    ensure!(without.heights > 0, "the node made no block while the app database was away");
+    ensure!(
+        without.furthest <= with.furthest + LAG_HEIGHTS,
+        "without the app database the ingester was {} heights behind the node, with it {}",
+        without.furthest,
+        with.furthest
+    );
+    Ok(())
+}
+
+/// How far the ingester was behind the node.
+struct Lag {
+    /// Heights that the node's head rose by.
+    heights: u64,
+    furthest: u64,
+}
+
+async fn behind(raw: &PgRawStore, node: &Anvil, time: Duration) -> Result<Lag> {
+    let begun = Instant::now();
+    let first = node.rpc.head().await?.context("no head")?.0;
+    let mut lag = Lag { heights: 0, furthest: 0 };
+    while begun.elapsed() < time {
+        tokio::time::sleep(LOOK).await;
+        let head = node.rpc.head().await?.context("no head")?.0;
+        let tip = raw.snapshot().await?.head().tip.map_or(0, |tip| tip.height.get());
+        lag.heights = head.saturating_sub(first);
+        lag.furthest = lag.furthest.max(head.saturating_sub(tip));
+    }
+    Ok(lag)
 }
 
 /// New blocks all the time, and a fork every few of them.

@@ -4,6 +4,7 @@
 
 mod anvil;
 mod anvil_test;
+mod app_server;
 mod args;
 mod bench;
 mod bench_derived;
