@@ -142,3 +142,28 @@ fn columns_that_order_a_list_are_never_null() {
         }
     }
 }
+
+/// The lists of the schema plan (§5.6): where these columns are given, rows come in order of height out of one index.
+#[test]
+fn the_lists_of_the_schema_plan_are_walks_of_an_index() {
+    for catalog in catalogs() {
+        for (table, given) in [
+            ("ft_transfers", &["from_address"][..]),
+            ("ft_transfers", &["to_address"]),
+            ("ft_transfers", &["token_contract_address", "contract_name"]),
+            ("nft_transfers", &["from_address"]),
+            ("nft_transfers", &["to_address"]),
+            ("nft_transfers", &["token_contract_address", "contract_name"]),
+            ("address_transactions", &["address"]),
+        ] {
+            let table = catalog.table(table).unwrap();
+            let columns = table.def().columns;
+            let fits = table.def().indexes.iter().filter(|index| {
+                let of = table.index_columns(Some(index.name)).unwrap().iter().map(|at| columns[*at].name);
+                let wanted = given.iter().copied().chain(["block_height", "transaction_index"]);
+                of.zip(wanted).all(|(have, want)| have == want)
+            });
+            assert_eq!(fits.count(), 1, "{} by {given:?}", table.name());
+        }
+    }
+}
