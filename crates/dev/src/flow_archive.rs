@@ -73,21 +73,34 @@ impl Archive {
 
     /// `cairn run` from an access node whose first height is `root`.
     pub fn run(&self, node: &str, root: u64, more: &[&str], settings: &[(&str, &str)]) -> Result<Peer> {
-        let mut command = Command::new(&self.cairn);
-        command.args(["run", "--network", "emulator", "--from", &root.to_string()]);
+        let mut command = self.command(&["run", "--network", "emulator", "--from", &root.to_string()]);
         command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]).args(more);
-        command.arg("--data").arg(self.folder.join("data"));
-        // Ours, not a setting of cairn's.
-        command.env_remove("CAIRN_TEST_PG_URL").envs(SETTINGS);
         // As often as it goes: the node has no limit unless it is given one.
         let access = format!("[{{url = \"{node}\", requests_per_s = 0, scripts_per_s = 0}}]");
         command.env("CAIRN_CHAIN__ACCESS", access).envs(settings.iter().copied());
-        if let Some([raw, app]) = self.urls() {
-            command.env("DB_RAW_URL", raw).env("DB_APP_URL", app);
-        }
         self.starts.set(self.starts.get() + 1);
         let log = self.folder.join(format!("cairn-{}.log", self.starts.get()));
         Peer::start("cairn run", command, &log)
+    }
+
+    /// `cairn workers pause`, or `resume`.
+    pub async fn set_paused(&self, worker: &str, is_paused: bool) -> Result<()> {
+        let mut command = self.command(&["workers", if is_paused { "pause" } else { "resume" }, worker]);
+        let output = command.kill_on_drop(true).output().await.context("cannot start cairn workers")?;
+        ensure!(output.status.success(), "{worker}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// A command over this archive.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.cairn);
+        command.args(arguments).arg("--data").arg(self.folder.join("data"));
+        // Ours, not a setting of cairn's.
+        command.env_remove("CAIRN_TEST_PG_URL").envs(SETTINGS);
+        if let Some([raw, app]) = self.urls() {
+            command.env("DB_RAW_URL", raw).env("DB_APP_URL", app);
+        }
+        command
     }
 
     /// The raw store, for reading.

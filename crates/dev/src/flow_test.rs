@@ -4,7 +4,7 @@
 //! The node speaks the Access API over gRPC, and its chain comes from a seed (`cairn-flow-node`): flow-emulator is a Go module that can't be had
 //! everywhere, and has neither seals nor limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ use crate::report::{Report, figure};
 
 /// How long everything may need to come to the node's head.
 const CATCH_UP: Duration = Duration::from_secs(90);
+/// How long a process may need to end after SIGTERM.
+const STOP: Duration = Duration::from_secs(25);
 /// The reliability document's queries, as they stand there.
 const LEASES: &str = "SELECT worker_type, status, COUNT(*) FROM app.worker_leases GROUP BY 1, 2 ORDER BY 1;";
 const ERRORS: &str = "SELECT COUNT(*) FROM raw.indexing_errors;";
@@ -140,7 +142,7 @@ async fn play(options: &Options, live: &[Archive], clean: &[Archive], report: &m
     for follower in followers {
         let name = format!("{}: SIGTERM ends it with success", follower.archive.backend);
         let ended = async {
-            let (status, _) = follower.process.terminate(Duration::from_secs(25)).await?;
+            let (status, _) = follower.process.terminate(STOP).await?;
             ensure!(status.success(), "ended with {status}");
             Ok(())
         };
@@ -326,6 +328,13 @@ async fn clean_tables(report: &mut Report, archive: &Archive, node: &FlowNode) -
 async fn reliability(report: &mut Report, archive: &Archive, node: &FlowNode, root: u64) {
     let backend = archive.backend;
     let mut waits = Waits::default();
+    let held = held_up(archive, node, root, &mut waits).await;
+    report
+        .case(format!("{backend}: every downstream worker waits for upstream ones that are paused"), async {
+            held?;
+            waits.check_all()
+        })
+        .await;
     let all = async {
         let mut process = archive.run(&node.url, root, &["--exit-after-head"], &[])?;
         let looking = async {
@@ -355,12 +364,57 @@ async fn reliability(report: &mut Report, archive: &Archive, node: &FlowNode, ro
         seen.join(", ")
     );
     report
-        .case(format!("{backend}: downstream workers wait for upstream ones"), async { waits.check() })
+        .case(format!("{backend}: no worker was ever ahead of an upstream one"), async { waits.check() })
         .await;
     let Some([raw, app]) = archive.urls() else { return };
     report
         .case(format!("{backend}: the verification queries say what they should"), queries(raw, app, node))
         .await;
+}
+
+/// Comes to the middle of the chain, and then to its end while all workers on which others depend are paused: until each that depends on one has
+/// been seen to stand where that one does, and half as long again.
+async fn held_up(archive: &Archive, node: &FlowNode, root: u64, waits: &mut Waits) -> Result<()> {
+    let (end, _) = tip(node)?;
+    let middle = ((root + end) / 2).next_multiple_of(100) - 1;
+    let id = node.state().chain.at(middle).context("no block in the middle")?.id.clone();
+    let middle_tip = (middle, format!("0x{}", alloy_primitives::hex::encode(id)));
+    let mut process = archive.run(&node.url, root, &["--to", &middle.to_string()], &[])?;
+    archive.settle(middle_tip, &mut process, CATCH_UP).await?;
+    process.terminate(STOP).await?;
+    let upstreams: BTreeSet<&str> = FLOW.iter().flat_map(|one| one.service.upstreams).copied().collect();
+    for worker in &upstreams {
+        archive.set_paused(worker, true).await?;
+    }
+    let mut process = archive.run(&node.url, root, &[], &[])?;
+    let (raw, app) = futures::try_join!(archive.raw(), archive.app())?;
+    let begun = Instant::now();
+    let mut all_after = None;
+    while all_after.is_none_or(|after: Duration| begun.elapsed() < after + after / 2) {
+        process.check_alive()?;
+        ensure!(
+            begun.elapsed() < CATCH_UP,
+            "{} were seen to wait after {} s",
+            waits.seen.len(),
+            CATCH_UP.as_secs()
+        );
+        waits.look(&*raw, &*app).await?;
+        let is_stored = raw.snapshot().await?.head().tip.is_some_and(|tip| tip.height.get() == end);
+        if all_after.is_none() && is_stored && waits.check_all().is_ok() {
+            all_after = Some(begun.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    process.terminate(STOP).await?;
+    let snapshot = app.snapshot().await?;
+    for one in FLOW.iter().filter(|one| !one.service.upstreams.is_empty()) {
+        let stands = snapshot.checkpoint(one.service.name).map(|found| found.next.get());
+        ensure!(stands == Some(middle + 1), "{} went to {stands:?}, past {middle}", one.service.name);
+    }
+    for worker in upstreams {
+        archive.set_paused(worker, false).await?;
+    }
+    Ok(())
 }
 
 /// What was seen of workers that depend on others.
@@ -400,15 +454,16 @@ impl Waits {
         if let Some(ahead) = &self.ahead {
             bail!("{ahead}");
         }
-        // A fast machine may be done with one before anybody looks.
-        let downstream = FLOW.iter().filter(|one| !one.service.upstreams.is_empty()).count();
-        ensure!(
-            self.seen.len() * 2 > downstream,
-            "{} of {downstream} were seen to wait, in {} looks",
-            self.seen.len(),
-            self.looks
-        );
         Ok(())
+    }
+
+    /// Demands that each was seen to wait.
+    fn check_all(&self) -> Result<()> {
+        let downstream = FLOW.iter().filter(|one| !one.service.upstreams.is_empty());
+        let never: Vec<&str> =
+            downstream.map(|one| one.service.name).filter(|name| !self.seen.contains_key(name)).collect();
+        ensure!(never.is_empty(), "in {} looks never seen to wait: {}", self.looks, never.join(", "));
+        self.check()
     }
 }
 
