@@ -19,7 +19,7 @@ use crate::proto::{
     Block, BlockHeader, ExecutionResult, RESULT_EVENTS, RESULT_METADATA, Transaction, TransactionResult,
 };
 use crate::terms::terms_of_event;
-use crate::{FlowAddress, FlowError};
+use crate::{FlowAddress, FlowError, Network};
 use crate::{check, wire};
 
 bitflags::bitflags! {
@@ -34,6 +34,23 @@ bitflags::bitflags! {
         const SYSTEM_MISSING = 4;
         /// The node gave no execution result.
         const EXECUTION_RESULT = 8;
+        /// Its events are as the node gave them. The execution result has a hash of each chunk's, which is of another encoding (CCF) than what is stored
+        /// (JSON-CDC). That none is missing before another one of its transaction is checked, and that a chunk with events has some.
+        const EVENTS = 16;
+    }
+}
+
+impl Checks {
+    /// The names of those that are set, as metrics and REST have them.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        self.iter().filter_map(|check| match check {
+            Checks::BLOCK_ID => Some("block-id"),
+            Checks::SYSTEM_ID => Some("system-id"),
+            Checks::SYSTEM_MISSING => Some("system-missing"),
+            Checks::EXECUTION_RESULT => Some("execution-result"),
+            Checks::EVENTS => Some("events"),
+            _ => None,
+        })
     }
 }
 
@@ -133,12 +150,22 @@ fn linked(block: &Block) -> Result<Linked, FlowError> {
         }
     }
     let timestamp = block.timestamp.as_ref();
+    let timestamp = timestamp.ok_or_else(|| FlowError::malformed(place("timestamp"), "there is none"))?;
     Ok(Linked {
         height,
         id: id32(&place("id"), &block.id)?,
         parent_id: id32(&place("parent_id"), &block.parent_id)?,
-        timestamp_ms: timestamp.map_or(0, crate::proto::Timestamp::millis),
+        timestamp_ms: timestamp.millis(),
     })
+}
+
+/// Whether a header is one of this network, as far as it says. Old nodes don't.
+pub fn check_network(header: &BlockHeader, network: Network) -> Result<(), FlowError> {
+    if header.chain_id.is_empty() || Network::from_chain_id(&header.chain_id) == Some(network) {
+        return Ok(());
+    }
+    let message = format!("it is one of {:.100}, not of {}", header.chain_id, network.chain_id());
+    Err(FlowError::Inconsistent { height: header.height, what: "its network", message })
 }
 
 /// Height, id and parent of a header, for walks along the chain.
@@ -153,7 +180,8 @@ pub fn linked_ref(header: &BlockHeader) -> Result<cairn_core::LinkedRef, FlowErr
 ///
 /// Each transaction has a result that names it, this block and its height; ids are computed and compared; events are those of their
 /// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; no
-/// chunk of the execution result says that there is more. A missing result is an error, never an empty one; system transactions that no result names are left
+/// chunk of the execution result says that there is more. What is in the events, and whether a transaction's last ones are there, is the node's word
+/// ([`Checks::EVENTS`]). A missing result is an error, never an empty one; system transactions that no result names are left
 /// out ([`crate::pair`]). Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
 pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
     let block: Block = message("a block", &parts.block)?;
@@ -190,6 +218,7 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
     if !chunks.has_system() {
         unverified |= Checks::SYSTEM_MISSING;
     }
+    let mut has_shown_events = transactions.is_empty();
     match &parts.execution_result {
         None => unverified |= Checks::EXECUTION_RESULT,
         Some(bytes) => {
@@ -198,8 +227,11 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
                 let message = format!("it is of block {}", hex::encode(&result.block_id));
                 return Err(FlowError::Inconsistent { height, what: "its execution result", message });
             }
-            chunks.check_executed(height, &result)?;
+            has_shown_events |= chunks.check_executed(height, &result)?;
         }
+    }
+    if !has_shown_events {
+        unverified |= Checks::EVENTS;
     }
     terms.sort_unstable();
     terms.dedup();
@@ -223,19 +255,23 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
     })
 }
 
-/// Holds a stored block against itself once more, by all that it was held against when it was taken, and gives it as it was then.
+/// Holds a stored block against itself once more, by all that it was held against when it was taken, and gives it as it was then. Blocks that were stored
+/// before there was a mark for events are without it.
 pub fn check_stored(stored: &StoredBlock) -> Result<RawBlock, FlowError> {
     let height = stored.facts.height;
     let parts = |what: &str, of: &Bytes| -> Result<Vec<Bytes>, FlowError> {
         let ranges = wire::repeated(&format!("the {what} of block {height}"), of, 1)?;
         Ok(ranges.into_iter().map(|range| of.slice(range)).collect())
     };
-    let whole = assemble(&BlockParts {
+    let mut whole = assemble(&BlockParts {
         block: stored.header.clone(),
         transactions: parts("body", &stored.body)?,
         results: parts("receipts", &stored.receipts)?,
         execution_result: (!stored.extras.is_empty()).then(|| stored.extras.clone()),
     })?;
+    if !Checks::from_bits_retain(stored.facts.unverified).contains(Checks::EVENTS) {
+        whole.facts.unverified &= !Checks::EVENTS.bits();
+    }
     let differs = [
         (whole.facts != stored.facts, "its facts"),
         (whole.transactions != stored.transactions, "the facts of its transactions"),

@@ -161,8 +161,11 @@ impl Chunks {
     }
 
     /// No chunk of the execution has more transactions than came, nor events where none came or the other way round. Its count of transactions may
-    /// be 0 (old nodes). Which events it has can't be told: their hash is of another encoding than JSON-CDC.
-    pub fn check_executed(&self, height: u64, result: &ExecutionResult) -> Result<(), FlowError> {
+    /// be 0 (old nodes). Which events it has can't be told: their hash is of another encoding than JSON-CDC. Answers whether these are all events, which
+    /// it can show only where there are none.
+    pub fn check_executed(&self, height: u64, result: &ExecutionResult) -> Result<bool, FlowError> {
+        let chunks = self.collections.len() + 1;
+        let mut has_shown_events = self.has_system() && result.chunks.len() == chunks;
         let came = self.collections.iter().map(Some).chain([self.system.as_ref()]);
         for (number, (executed, came)) in result.chunks.iter().zip(came).enumerate() {
             let Some(came) = came else { continue };
@@ -175,6 +178,7 @@ impl Chunks {
                 return Err(FlowError::Incomplete { height, message });
             }
             let hash = executed.event_collection.as_ref();
+            has_shown_events &= hash == NO_EVENTS;
             // Nodes that give no system transaction are of sporks whose events were hashed otherwise.
             if !self.has_system() || is_none(hash) {
                 continue;
@@ -188,6 +192,6 @@ impl Chunks {
                 return Err(FlowError::Inconsistent { height, what: "its events", message });
             }
         }
-        Ok(())
+        Ok(has_shown_events)
     }
 }

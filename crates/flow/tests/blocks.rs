@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use cairn_core::{BlockLayout, ErrorKind, StoredBlock, TxStatus};
+use cairn_flow::block::check_network;
 use cairn_flow::id::transaction_id;
 use cairn_flow::pair::named;
-use cairn_flow::proto::{Transaction, TransactionResult, TransactionStatus};
+use cairn_flow::proto::{BlockHeader, Transaction, TransactionResult, TransactionStatus};
 use cairn_flow::terms::{evm_term, terms_of_receipts};
 use cairn_flow::{BlockParts, Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
 use cairn_flow_node::draft::system;
@@ -23,7 +24,7 @@ fn a_block_is_put_together_and_read_back() {
     assert_eq!(raw.facts.timestamp_ms, 1_770_000_000_123);
     assert_eq!(raw.transactions[1].status, TxStatus::Failed);
     assert_eq!(raw.transactions[0].sender.as_ref(), [0, 0, 0, 0, 0, 0, 0, 9]);
-    assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID);
+    assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID | Checks::EVENTS);
     assert_eq!(raw.log_terms.len(), 3);
 
     let block = DecodedBlock::decode(&StoredBlock::from(&raw)).expect("is read");
@@ -145,6 +146,66 @@ fn a_block_cut_short_is_noticed_wherever_it_is_cut() {
     assert!(error.to_string().contains("chunk 1 has events"), "{error}");
 }
 
+/// The hash that a chunk without events has.
+fn no_events() -> Bytes {
+    hex::decode("0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8").expect("is hex").into()
+}
+
+#[test]
+fn events_that_nothing_shows_to_be_all_are_marked() {
+    let marked = |draft: &Draft| {
+        let raw = assemble(&draft.parts()).expect("is whole");
+        Checks::from_bits_truncate(raw.facts.unverified).contains(Checks::EVENTS)
+    };
+    // A transaction's last event, and all of one transaction where the chunk has others: nothing in the block says that they are missing.
+    for cut in [0, 1] {
+        let mut draft = Draft::new(20, &[2, 1], 2);
+        draft.transactions[0].1.events.truncate(cut);
+        assert!(marked(&draft), "{cut}");
+    }
+    // Where no chunk has events, that is shown.
+    let mut draft = Draft::new(20, &[2, 1], 0);
+    assert!(marked(&draft), "the chunks don't say");
+    draft.execution_result.iter_mut().flat_map(|result| &mut result.chunks).for_each(|chunk| {
+        chunk.event_collection = no_events();
+    });
+    assert!(!marked(&draft));
+    let chunks = &mut draft.execution_result.as_mut().expect("there is one").chunks;
+    let last = chunks.pop();
+    assert!(marked(&draft), "nothing is said of the last one");
+    draft.execution_result.as_mut().expect("there is one").chunks.extend(last);
+    draft.execution_result.as_mut().expect("there is one").chunks[0].event_collection = Bytes::new();
+    assert!(marked(&draft), "one doesn't say");
+    draft.execution_result = None;
+    assert!(marked(&draft));
+    // A spork's root executes nothing, so that there are none.
+    assert!(!marked(&Draft::root(20)));
+}
+
+#[test]
+fn a_block_without_a_time_is_malformed_and_not_of_1970() {
+    let error = refused(|draft| draft.block.timestamp = None);
+    assert!(
+        matches!(error, FlowError::Malformed { .. }) && error.to_string().contains("timestamp"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_header_says_its_network_where_it_says_any() {
+    let of = |chain_id: &str| {
+        check_network(&BlockHeader { chain_id: chain_id.into(), ..BlockHeader::default() }, Network::Testnet)
+    };
+    assert!(of("").is_ok() && of("flow-testnet").is_ok());
+    for other in ["flow-mainnet", "flow-elsewhere"] {
+        let error = of(other).expect_err("is another's");
+        assert!(
+            matches!(error, FlowError::Inconsistent { .. }) && error.to_string().contains(other),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn system_transactions_that_no_result_names_are_left_out() {
     // A spork's root executes nothing.
@@ -181,7 +242,7 @@ fn generated_blocks_are_whole() {
             execution_result: block.execution_result.clone(),
         };
         let raw = assemble(&parts).expect("is whole");
-        assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID);
+        assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID | Checks::EVENTS);
     }
 }
 
@@ -251,7 +312,10 @@ fn an_old_node_that_names_less_is_taken_at_the_orders_word() {
     }
     let raw = assemble(&draft.parts()).expect("is taken");
     let unverified = Checks::from_bits_truncate(raw.facts.unverified);
-    assert_eq!(unverified, Checks::BLOCK_ID | Checks::SYSTEM_MISSING | Checks::EXECUTION_RESULT);
+    assert_eq!(
+        unverified,
+        Checks::BLOCK_ID | Checks::SYSTEM_MISSING | Checks::EXECUTION_RESULT | Checks::EVENTS
+    );
     let block = DecodedBlock::decode(&StoredBlock::from(&raw)).expect("is read");
     assert_eq!(block.transactions[0].id, raw.transactions[0].id);
 }
@@ -280,6 +344,12 @@ proptest! {
 fn a_stored_block_is_held_against_itself() {
     let raw = assemble(&Draft::new(20, &[2, 1], 3).parts()).expect("is whole");
     assert_eq!(check_stored(&StoredBlock::from(&raw)).expect("holds"), raw);
+    // One of before the mark of events is as it was.
+    let mut older = raw.clone();
+    older.facts.unverified = Checks::BLOCK_ID.bits();
+    assert_eq!(check_stored(&StoredBlock::from(&older)).expect("holds"), older);
+    older.facts.unverified = Checks::EVENTS.bits();
+    assert!(check_stored(&StoredBlock::from(&older)).is_err(), "no other mark may be gone");
     assert_eq!(terms_of_receipts(&raw.receipts).expect("is read"), raw.log_terms);
     type Damage = (&'static str, fn(&mut StoredBlock));
     let damages: [Damage; 5] = [

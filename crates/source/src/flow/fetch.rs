@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use cairn_core::RawBlock;
+use cairn_flow::block::check_network;
 use cairn_flow::proto::{self, BlockStatus};
 use cairn_flow::{BlockParts, Checks, FlowError, assemble};
 use prost::Message;
@@ -37,6 +38,9 @@ pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> 
     if block.height != height {
         let message = format!("asked for height {height}, got {}", block.height);
         return Err(malformed(node, height, &message));
+    }
+    if let Some(header) = &block.block_header {
+        check_network(header, node.network).map_err(|error| node.refused(height, &error))?;
     }
     let of_execution = async {
         match execution_results {

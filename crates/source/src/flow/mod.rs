@@ -11,7 +11,7 @@
 //!
 //! **Law 6.** Each block is put together and checked by the codec ([`cairn_flow::assemble`]) before it is passed on: heights, links, ids of transactions,
 //! results of this block and no other, events in order, collections complete. There is no decorator around this source. What can't be checked,
-//! such as the block's own id, is marked in its facts.
+//! such as the block's own id and what is in its events, is marked in its facts, and counted as the decorator does it.
 //!
 //! **Sporks.** A node serves the heights from its spork's root to the next one's. Each height has one node, or several of the same
 //! stretch, which are asked in turn, and instead of each other where one fails. A height that no node serves is a mistake in the configuration and is never
@@ -40,8 +40,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_core::{BlockRef, ChainId, ErrorKind, Height, HeightRange, LinkedRef, RawBlock};
-use cairn_flow::block::linked_ref;
-use cairn_flow::proto;
+use cairn_flow::block::{check_network, linked_ref};
+use cairn_flow::{Checks, proto};
 use futures::{StreamExt, stream};
 
 pub use config::{FlowConfig, NodeConfig};
@@ -113,7 +113,7 @@ impl FlowSource {
         let Some(header) = node.absent(answer)?.and_then(|answer| answer.block) else {
             return self.is_expected(node, height, None);
         };
-        let linked = linked_ref(&header).map_err(|error| node.refused(height, &error))?;
+        let linked = linked(node, &header)?;
         if linked.block.height != Height(height) {
             let message = format!("asked for header {height}, got {}", linked.block.height);
             return Err(fetch::malformed(node, height, &message));
@@ -129,7 +129,7 @@ impl FlowSource {
             endpoint: node.name.clone(),
             message: "it has no sealed block yet".into(),
         })?;
-        linked_ref(&header).map_err(|error| node.refused(header.height, &error))
+        linked(node, &header)
     }
 
     /// "Not there" is an answer near the sealed head only. Heights have no gaps, so below it is a fault, of which somebody should hear.
@@ -144,6 +144,13 @@ impl FlowSource {
         tracing::warn!(node = node.name, message);
         Err(SourceError::Transient { endpoint: node.name.clone(), message })
     }
+}
+
+/// A header's place, where it is one of this network.
+fn linked(node: &Node, header: &proto::BlockHeader) -> Result<LinkedRef> {
+    check_network(header, node.network)
+        .and_then(|()| linked_ref(header))
+        .map_err(|error| node.refused(header.height, &error))
 }
 
 #[async_trait]
@@ -200,6 +207,9 @@ impl ChainSource for FlowSource {
             if blocks.last().is_some_and(|last| last.facts.id != block.facts.parent_id) {
                 tracing::debug!(at = %block.block_ref(), "an answer is cut where it stops linking");
                 break;
+            }
+            for check in Checks::from_bits_truncate(block.facts.unverified).names() {
+                metrics::counter!("cairn_source_unverified_total", "check" => check).increment(1);
             }
             blocks.push(block);
         }

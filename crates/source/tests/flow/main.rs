@@ -1,5 +1,6 @@
 //! The Flow source against an access node on loopback.
 
+mod counters;
 mod nodes;
 
 use std::collections::BTreeMap;
@@ -8,13 +9,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_flow::id::transaction_id;
-use cairn_flow::proto::Transaction;
+use cairn_flow::proto::{BlockHeader, Transaction};
 use cairn_flow::{Checks, Network};
 use cairn_flow_node::draft::system;
 use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, RateLimit, linked_blocks};
 use cairn_source::flow::state::Script;
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_source::{ChainSource, SourceError};
+use counters::Counters;
 
 fn config(nodes: &[(&FlowNode, Option<u64>, Option<u64>)]) -> FlowConfig {
     let nodes = nodes.iter().map(|(node, first_height, end_height_exclusive)| NodeConfig {
@@ -57,7 +59,8 @@ async fn blocks_come_whole_and_linked_with_heads_and_finality() {
     assert_eq!(blocks.len(), 31, "what is there, and no more");
     for (block, height) in blocks.iter().zip(10..) {
         assert_eq!((block.facts.height, block.facts.tx_count, block.facts.log_count), (Height(height), 4, 8));
-        assert_eq!(Checks::from_bits_truncate(block.facts.unverified), Checks::BLOCK_ID);
+        let unverified = Checks::from_bits_truncate(block.facts.unverified);
+        assert_eq!(unverified, Checks::BLOCK_ID | Checks::EVENTS);
     }
     let linked = source.linked_ref(Height(20)).await.expect("answers").expect("is there");
     assert_eq!(linked, blocks[10].facts.linked_ref());
@@ -288,6 +291,42 @@ async fn a_node_of_another_network_is_refused() {
     .await;
     let error = FlowSource::connect(config(&[(&node, None, None)])).await.expect_err("is refused");
     assert!(error.to_string().contains("flow-elsewhere"), "{error}");
+}
+
+#[tokio::test]
+async fn a_block_whose_header_is_of_another_network_is_refused() {
+    let mut blocks = linked_blocks(20..=20, &[1], 1);
+    let block = &mut blocks.get_mut(&20).expect("is there").block;
+    block.block_header = Some(BlockHeader {
+        id: block.id.clone(),
+        parent_id: block.parent_id.clone(),
+        height: 20,
+        timestamp: block.timestamp,
+        chain_id: "flow-mainnet".into(),
+        ..BlockHeader::default()
+    });
+    let node = serving(blocks).await;
+    let source = one(&node).await;
+    for error in [
+        source.blocks(range(20, 20)).await.expect_err("is refused"),
+        source.linked_ref(Height(20)).await.expect_err("is refused"),
+        source.heads().await.expect_err("is refused"),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Retry);
+        assert!(error.to_string().contains("flow-mainnet"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn what_could_not_be_checked_of_a_block_is_counted() {
+    let counters = Counters::default();
+    let _counting = metrics::set_default_local_recorder(&counters);
+    let mut blocks = linked_blocks(20..=24, &[1], 1);
+    blocks.get_mut(&22).expect("is there").execution_result = None;
+    let node = serving(blocks).await;
+    assert_eq!(one(&node).await.blocks(range(20, 24)).await.expect("answers").len(), 5);
+    let counted = |check| counters.counted(&format!("cairn_source_unverified_total{{check={check}}}"));
+    assert_eq!(["block-id", "events", "execution-result", "system-missing"].map(counted), [5, 5, 1, 0]);
 }
 
 #[tokio::test]

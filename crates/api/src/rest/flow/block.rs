@@ -109,7 +109,7 @@ impl FlowBlock {
             view: header.map(|header| Num(header.view)),
             proposer_id: header.and_then(|header| given(&header.proposer_id)),
             execution_result,
-            unverified: checks.iter_names().map(|(name, _)| name.to_lowercase().replace('_', "-")).collect(),
+            unverified: checks.names().map(str::to_owned).collect(),
         })
     }
 }
