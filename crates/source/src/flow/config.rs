@@ -41,7 +41,7 @@ pub struct FlowConfig {
     pub network: Network,
     /// At least one node; the one without an end is asked for the tip.
     pub nodes: Vec<NodeConfig>,
-    /// The largest answer that is taken, in bytes. A client's usual limit of 4 MiB is too small: payout transactions leave more.
+    /// The largest answer that is taken, in bytes. Four of them have room at a time, over all nodes together. A client's usual limit of 4 MiB is too small: payout transactions leave more.
     pub max_response_bytes: usize,
     /// How long one request may take, in milliseconds.
     pub request_timeout_ms: u64,

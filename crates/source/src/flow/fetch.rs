@@ -4,6 +4,9 @@
 //! it gave already is kept and the rest is asked for piece by piece (`pieces`): transactions or results that are too large together (F03), results of which
 //! one breaks the bulk call, and all of it on nodes of old sporks, which have no bulk calls.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use bytes::Bytes;
 use cairn_core::RawBlock;
 use cairn_flow::block::check_network;
@@ -24,8 +27,25 @@ pub(super) struct Pieces {
     pub lacks_system: bool,
 }
 
+/// Whether a block's execution result is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OfExecution {
+    /// Not at all.
+    Unasked,
+    /// Once.
+    Asked,
+    /// For a while: near the sealed head, where a node may have it a little later than the block.
+    Awaited,
+}
+
+/// How often one is asked for that is awaited, and after which pause each.
+const AWAITED_TRIES: u32 = 5;
+const AWAITED_PAUSE: Duration = Duration::from_millis(500);
+/// After so many in a row that did not come, none is awaited from a node until it gives one.
+const MOST_WITHHELD: u32 = 3;
+
 /// The block at `height`, checked; `None` where it isn't sealed yet. One that the node calls sealed and doesn't give whole is an error, so that it is seen.
-pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> Result<Option<RawBlock>> {
+pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> Result<Option<RawBlock>> {
     let question = proto::GetBlockByHeightRequest { height, full_block_response: true };
     let answer: Option<proto::BlockResponse> = node.absent(node.ask(Call::BlockByHeight, question).await)?;
     let Some(answer) = answer.filter(|answer| answer.block_status != BlockStatus::Finalized as i32) else {
@@ -42,14 +62,10 @@ pub(super) async fn block(node: &Node, height: u64, execution_results: bool) -> 
     if let Some(header) = &block.block_header {
         check_network(header, node.network).map_err(|error| node.refused(height, &error))?;
     }
-    let of_execution = async {
-        match execution_results {
-            true => execution_result(node, &block).await,
-            false => Ok(None),
-        }
-    };
-    let (pieces, execution_result) =
-        futures::try_join!(transactions_and_results(node, &block), of_execution)?;
+    let (pieces, execution_result) = futures::try_join!(
+        transactions_and_results(node, &block),
+        execution_result(node, &block, execution)
+    )?;
     let Some(Pieces { transactions, results, lacks_system }) = pieces else {
         let message = "it has no transactions or results of it".into();
         return unfinished(node, is_said_sealed, &FlowError::Incomplete { height, message });
@@ -155,12 +171,46 @@ fn refused_bulk(node: &Node, block: &proto::Block, of: &str, refusal: Refusal) -
     }
 }
 
-/// The execution result, where the node has one to give.
-async fn execution_result(node: &Node, block: &proto::Block) -> Result<Option<Bytes>> {
-    let question = proto::ByIdRequest { id: block.id.clone() };
-    match node.ask::<_, proto::ExecutionResultResponse>(Call::ExecutionResultForBlockId, question).await {
-        Ok(answer) => Ok(answer.execution_result),
-        Err(Refusal::Unimplemented | Refusal::NotYet) => Ok(None),
-        Err(refusal) => Err(error_of(node, refusal)),
+/// The execution result, where the node has one to give. A block without one is stored and marked.
+async fn execution_result(
+    node: &Node,
+    block: &proto::Block,
+    execution: OfExecution,
+) -> Result<Option<Bytes>> {
+    if execution == OfExecution::Unasked {
+        return Ok(None);
+    }
+    let mut tries = 0;
+    loop {
+        let question = proto::ByIdRequest { id: block.id.clone() };
+        let answer = node.ask::<_, proto::ExecutionResultResponse>(Call::ExecutionResultForBlockId, question);
+        match answer.await {
+            Ok(answer) => {
+                if answer.execution_result.is_some() {
+                    node.results_withheld.store(0, Ordering::Relaxed);
+                }
+                return Ok(answer.execution_result);
+            }
+            Err(Refusal::Unimplemented) => return Ok(None),
+            Err(Refusal::NotYet) => {
+                tries += 1;
+                let is_awaited = execution == OfExecution::Awaited
+                    && node.results_withheld.load(Ordering::Relaxed) < MOST_WITHHELD;
+                if !is_awaited {
+                    return Ok(None);
+                }
+                if tries >= AWAITED_TRIES {
+                    node.results_withheld.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(
+                        node = node.name,
+                        height = block.height,
+                        "the node has no execution result of a sealed block; it is taken without"
+                    );
+                    return Ok(None);
+                }
+                tokio::time::sleep(AWAITED_PAUSE).await;
+            }
+            Err(refusal) => return Err(error_of(node, refusal)),
+        }
     }
 }

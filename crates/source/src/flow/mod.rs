@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | what it is told | [`config`] |
 //! | which node is asked | `pool` |
-//! | one node: what it is, connection, calls, limits | `identity`, `node`, `codec`, `pace`, `health` |
+//! | one node: what it is, connection, calls, limits | `identity`, `node`, `codec`, `pace`, `health`, `memory` |
 //! | what refusals mean | `classify` |
 //! | one whole block | `fetch`, `pieces` |
 //! | scripts and accounts as they are at a block | [`state`] |
@@ -21,7 +21,8 @@
 //! block counts as final [`FlowConfig::finality_heights`] below the sealed head, and above that a mismatch is rolled back.
 //!
 //! **Back-pressure and shutdown.** A node works on at most [`FlowConfig::requests_in_flight`] requests, at its pace; callers wait. A call that
-//! is dropped leaves nothing behind.
+//! is dropped leaves nothing behind. Answers that are on their way have room for four of [`FlowConfig::max_response_bytes`] over all nodes together, and wait for
+//! it; one call gives about 64 MiB of blocks, and fetches as many side by side as that allows, by what blocks took lately, but at least one.
 
 mod classify;
 mod codec;
@@ -29,6 +30,7 @@ pub mod config;
 mod fetch;
 mod health;
 mod identity;
+mod memory;
 mod node;
 mod pace;
 mod pieces;
@@ -45,15 +47,20 @@ use cairn_flow::{Checks, proto};
 use futures::{StreamExt, stream};
 
 pub use config::{FlowConfig, NodeConfig};
+use fetch::OfExecution;
 use node::{Call, Node};
 use pool::{Pool, Tried, Want};
 
 use crate::{ChainSource, Heads, Result, SourceError};
 
-/// How many blocks one call fetches side by side.
-const BLOCKS_IN_FLIGHT: usize = 16;
+/// How many blocks one call fetches side by side at most.
+const BLOCKS_IN_FLIGHT: u64 = 16;
+/// What the blocks of one call take together, about, in bytes: fewer are fetched side by side where they are large.
+const CALL_BYTES: u64 = 64 << 20;
 /// So far below the sealed head a block that isn't there is missing; above, a node may only be behind another one, or behind its own index.
 const MISSING_BELOW_HEIGHTS: u64 = 20;
+/// So far below the sealed head a node may have a block's execution result later than the block.
+const NEAR_HEAD_HEIGHTS: u64 = 100;
 
 /// Access nodes as a source.
 #[derive(Debug)]
@@ -62,6 +69,8 @@ pub struct FlowSource {
     pool: Pool,
     /// The sealed height that was seen last: where the wake-up begins.
     seen: AtomicU64,
+    /// What the next block is expected to take, in bytes: follows growth at once, forgets slowly.
+    block_bytes: AtomicU64,
 }
 
 impl FlowSource {
@@ -71,12 +80,21 @@ impl FlowSource {
     pub async fn connect(config: FlowConfig) -> Result<FlowSource> {
         config.check()?;
         let pool = Pool::connect(&config).await?;
-        Ok(FlowSource { config, pool, seen: AtomicU64::new(0) })
+        Ok(FlowSource { config, pool, seen: AtomicU64::new(0), block_bytes: AtomicU64::new(0) })
     }
 
     /// The first height that any node serves; 0 where one that didn't answer yet may serve any.
     pub fn first_height(&self) -> Height {
         Height(self.pool.first_height())
+    }
+
+    fn blocks_in_flight(&self) -> u64 {
+        (CALL_BYTES / self.block_bytes.load(Ordering::Relaxed).max(1)).clamp(1, BLOCKS_IN_FLIGHT)
+    }
+
+    fn learn(&self, block: &RawBlock) {
+        let before = self.block_bytes.load(Ordering::Relaxed);
+        self.block_bytes.store(block.size_bytes().max(before - before / 16), Ordering::Relaxed);
     }
 
     /// The block at a height, from whichever node has it; `None`: not sealed yet.
@@ -92,7 +110,13 @@ impl FlowSource {
     }
 
     async fn block_of(&self, node: &Node, height: u64) -> Result<Option<RawBlock>> {
-        let block = fetch::block(node, height, self.config.execution_results).await?;
+        let is_near_head = height.saturating_add(NEAR_HEAD_HEIGHTS) > self.seen.load(Ordering::Relaxed);
+        let execution = match (self.config.execution_results, is_near_head) {
+            (false, _) => OfExecution::Unasked,
+            (true, false) => OfExecution::Asked,
+            (true, true) => OfExecution::Awaited,
+        };
+        let block = fetch::block(node, height, execution).await?;
         self.is_expected(node, height, block)
     }
 
@@ -191,8 +215,9 @@ impl ChainSource for FlowSource {
 
     async fn blocks(&self, range: HeightRange) -> Result<Vec<RawBlock>> {
         let one = |height: Height| self.block(height.get());
-        let mut answers = stream::iter(range.iter()).map(one).buffered(BLOCKS_IN_FLIGHT);
+        let mut answers = stream::iter(range.iter()).map(one).buffered(self.blocks_in_flight() as usize);
         let mut blocks: Vec<RawBlock> = Vec::new();
+        let mut bytes = 0;
         while let Some(answer) = answers.next().await {
             let block = match answer {
                 Ok(Some(block)) => block,
@@ -211,13 +236,19 @@ impl ChainSource for FlowSource {
             for check in Checks::from_bits_truncate(block.facts.unverified).names() {
                 metrics::counter!("cairn_source_unverified_total", "check" => check).increment(1);
             }
+            self.learn(&block);
+            bytes += block.size_bytes();
             blocks.push(block);
+            if bytes >= CALL_BYTES {
+                // What is left is asked for again, fewer at a time.
+                break;
+            }
         }
         Ok(blocks)
     }
 
     fn preferred_heights(&self) -> u64 {
-        BLOCKS_IN_FLIGHT as u64
+        self.blocks_in_flight()
     }
 
     async fn wait_for_head(&self, at_most_ms: u64) {

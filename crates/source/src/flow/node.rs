@@ -1,6 +1,7 @@
 //! One access node: its connection, its pace, and the calls of the Access API.
 
-use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use super::codec::Plain;
 use super::config::{FlowConfig, NodeConfig};
 use super::health::Health;
 use super::identity::{Standing, Unanswered};
+use super::memory::Memory;
 use super::pace::Pace;
 use crate::{Result, SourceError};
 
@@ -25,7 +27,7 @@ use crate::{Result, SourceError};
 const RATE_LIMITED_TRIES: u32 = 6;
 
 /// The calls that are made; the names are those of `flow.access.AccessAPI`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Call {
     NetworkParameters,
     NodeVersionInfo,
@@ -96,15 +98,22 @@ pub(super) struct Node {
     /// That of scripts and accounts, beside the one of all: one that is refused for coming too soon holds no block up.
     state_pace: Pace,
     places: Semaphore,
+    /// Room for answers, which all nodes share.
+    memory: Arc<Memory>,
     timeout: Duration,
+    /// How many execution results it did not have in a row, though they were waited for.
+    pub results_withheld: AtomicU32,
 }
+
+/// The longest announcement of a block that is taken, in bytes.
+const MAX_DIGEST_BYTES: usize = 64 << 10;
 
 /// What every refusal is, once it is known what it means.
 pub(super) type Answer<T> = std::result::Result<T, Refusal>;
 
 impl Node {
     /// Connects when it is first asked.
-    pub fn new(index: usize, node: &NodeConfig, config: &FlowConfig) -> Result<Node> {
+    pub fn new(index: usize, node: &NodeConfig, config: &FlowConfig, memory: Arc<Memory>) -> Result<Node> {
         let name = format!(
             "{}:{}",
             node.url.host_str().unwrap_or("?"),
@@ -119,7 +128,7 @@ impl Node {
             .connect_timeout(Duration::from_millis(config.request_timeout_ms))
             .http2_keep_alive_interval(Duration::from_secs(20))
             .tcp_nodelay(true);
-        let grpc = Grpc::new(endpoint.connect_lazy()).max_decoding_message_size(config.max_response_bytes);
+        let grpc = Grpc::new(endpoint.connect_lazy());
         Ok(Node {
             index,
             name,
@@ -132,7 +141,9 @@ impl Node {
             pace: Pace::new(node.requests_per_s),
             state_pace: Pace::new(node.scripts_per_s),
             places: Semaphore::new(config.requests_in_flight.max(1)),
+            memory,
             timeout: Duration::from_millis(config.request_timeout_ms),
+            results_withheld: AtomicU32::new(0),
         })
     }
 
@@ -179,32 +190,46 @@ impl Node {
         }
     }
 
-    async fn ask_once<Q: Message + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
-        self.pace.slot().await;
+    /// An answer that is larger than was expected is asked for once more.
+    async fn ask_once<Q: Message + Clone + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
+        let mut most_bytes = self.memory.expected_bytes(call);
+        loop {
+            self.pace.slot().await;
+            let _room = self.memory.room(most_bytes).await;
+            match self.send(call, question.clone(), most_bytes).await {
+                Ok(answer) => {
+                    self.memory.learn(call, answer.len());
+                    return Ok(answer);
+                }
+                Err(status) => match self.memory.needed_bytes(&status, most_bytes) {
+                    Some(needed_bytes) => most_bytes = needed_bytes,
+                    None => return Err(classify(&status)),
+                },
+            }
+        }
+    }
+
+    async fn send<Q: Message + 'static>(
+        &self,
+        call: Call,
+        question: Q,
+        most_bytes: usize,
+    ) -> std::result::Result<Bytes, Status> {
         metrics::counter!("cairn_source_requests_total", "endpoint" => self.name.clone()).increment(1);
-        let mut grpc = self.grpc.clone();
+        let mut grpc = self.grpc.clone().max_decoding_message_size(most_bytes);
         let asking = async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             grpc.unary(Request::new(question), call.path(), Plain::<Q>::default()).await
         };
-        match tokio::time::timeout(self.timeout, asking).await {
-            Ok(Ok(answer)) => {
-                self.health.answered();
-                Ok(answer.into_inner())
-            }
-            Ok(Err(status)) => {
-                match status.code() {
-                    Code::Unavailable => self.health.failed(),
-                    _ => self.health.answered(),
-                }
-                Err(classify(&status))
-            }
-            Err(_) => {
-                self.health.failed();
-                let timeout_ms = self.timeout.as_millis();
-                Err(Refusal::Transient(format!("no answer to {call:?} within {timeout_ms} ms")))
-            }
+        let answer = tokio::time::timeout(self.timeout, asking).await.unwrap_or_else(|_| {
+            let timeout_ms = self.timeout.as_millis();
+            Err(Status::unavailable(format!("no answer to {call:?} within {timeout_ms} ms")))
+        });
+        match &answer {
+            Err(status) if status.code() == Code::Unavailable => self.health.failed(),
+            _ => self.health.answered(),
         }
+        answer.map(tonic::Response::into_inner)
     }
 
     /// Returns when the node announces a sealed block from `height` up, or at most after `at_most`. A hint.
@@ -215,7 +240,7 @@ impl Node {
         };
         let hearing = async {
             self.pace.slot().await;
-            let mut grpc = self.grpc.clone();
+            let mut grpc = self.grpc.clone().max_decoding_message_size(MAX_DIGEST_BYTES);
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             let path = Call::SubscribeBlockDigests.path();
             let mut stream =

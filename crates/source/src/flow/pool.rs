@@ -4,6 +4,7 @@
 //! are asked before anybody hears of it. A node that could not be reached lately comes last, and one that never said what it is is asked that first.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cairn_core::ErrorKind;
@@ -11,6 +12,7 @@ use cairn_flow::Network;
 
 use super::config::{FlowConfig, NodeConfig};
 use super::identity::Standing;
+use super::memory::Memory;
 use super::node::Node;
 use crate::{Result, SourceError};
 
@@ -92,7 +94,9 @@ pub(super) struct Pool {
 impl Pool {
     /// Asks each node what it is. One has to answer; none may be of another network, or begin above what it is configured for.
     pub async fn connect(config: &FlowConfig) -> Result<Pool> {
-        let nodes = config.nodes.iter().enumerate().map(|(index, node)| Node::new(index, node, config));
+        let memory = Arc::new(Memory::new(config.max_response_bytes));
+        let made = |(index, node)| Node::new(index, node, config, memory.clone());
+        let nodes = config.nodes.iter().enumerate().map(made);
         let pool =
             Pool { network: config.network, nodes: nodes.collect::<Result<_>>()?, turn: AtomicUsize::new(0) };
         let answers = futures::future::join_all(pool.nodes.iter().map(|node| node.introduce(true))).await;

@@ -145,14 +145,106 @@ async fn f03_results_that_are_too_large_together_are_asked_for_one_by_one() {
         behaving(blocks.clone(), Behaviour { max_answer_bytes: (18 << 20) + 600, ..Behaviour::default() })
             .await;
     let answer = one(&small).await.blocks(range(20, 21)).await.expect("answers");
-    assert_eq!(small.asked("GetTransactionResultByIndex"), 3, "of the one block");
+    assert_eq!(small.asked("GetTransactionResultByIndex"), 4, "of the one block, the large one twice");
     assert_eq!(answer[0], whole);
     // The limit on our side is told the same way.
     let mut config = config(&[(&node, None, None)]);
     config.max_response_bytes = (18 << 20) + 600;
     let source = FlowSource::connect(config).await.expect("connects");
     assert_eq!(source.blocks(range(20, 21)).await.expect("answers")[0], whole);
-    assert_eq!(node.asked("GetTransactionResultByIndex"), 3);
+    assert_eq!(node.asked("GetTransactionResultByIndex"), 4);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_larger_than_was_expected_is_asked_for_again_and_the_next_at_once() {
+    let mut blocks = linked_blocks(20..=22, &[1], 1);
+    for block in blocks.values_mut() {
+        block.transactions[0].1.events[0].payload = Bytes::from(vec![b' '; 9 << 20]);
+    }
+    let node = serving(blocks).await;
+    let source = one(&node).await;
+    assert_eq!(source.preferred_heights(), 16);
+    for height in 20..=22 {
+        assert_eq!(source.blocks(range(height, height)).await.expect("answers").len(), 1);
+    }
+    assert_eq!(node.asked("GetTransactionResultsByBlockID"), 4, "the first one twice");
+    assert_eq!(node.asked("GetTransactionResultByIndex"), 0);
+    // Fewer of them are fetched side by side.
+    assert_eq!(source.preferred_heights(), 7);
+}
+
+#[tokio::test]
+async fn a_call_gives_no_more_than_it_may_take_and_at_least_one_block() {
+    let mut blocks = linked_blocks(20..=22, &[1], 1);
+    for block in blocks.values_mut() {
+        block.transactions[0].1.events[0].payload = Bytes::from(vec![b' '; 33 << 20]);
+    }
+    let node = serving(blocks).await;
+    let source = one(&node).await;
+    let mut given = Vec::new();
+    let mut next = 20;
+    while next <= 22 {
+        let count = source.blocks(range(next, 22)).await.expect("answers").len() as u64;
+        given.push(count);
+        next += count;
+    }
+    assert_eq!(given, [2, 1], "64 MiB are reached by two");
+}
+
+/// An execution result that isn't there yet.
+const NO_RESULT_YET: Option<(&str, tonic::Code)> =
+    Some(("GetExecutionResultForBlockID", tonic::Code::NotFound));
+
+fn lacks_result(block: &cairn_core::RawBlock) -> bool {
+    Checks::from_bits_truncate(block.facts.unverified).contains(Checks::EXECUTION_RESULT)
+}
+
+#[tokio::test]
+async fn an_execution_result_that_comes_later_than_its_block_is_waited_for() {
+    let behaviour = Behaviour { failing: NO_RESULT_YET, ..Behaviour::default() };
+    let node = behaving(linked_blocks(20..=22, &[1], 1), behaviour).await;
+    let source = one(&node).await;
+    source.heads().await.expect("answers");
+    let indexing = node.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        indexing.state().behaviour.failing = None;
+    });
+    let blocks = source.blocks(range(20, 22)).await.expect("answers");
+    assert_eq!((blocks.len(), blocks.iter().filter(|block| lacks_result(block)).count()), (3, 0));
+}
+
+#[tokio::test]
+async fn an_execution_result_that_does_not_come_is_waited_for_a_few_times_and_the_block_marked() {
+    let behaviour = Behaviour { failing: NO_RESULT_YET, ..Behaviour::default() };
+    let node = behaving(linked_blocks(20..=30, &[1], 1), behaviour).await;
+    let source = one(&node).await;
+    source.heads().await.expect("answers");
+    let blocks = source.blocks(range(20, 22)).await.expect("answers");
+    assert_eq!((blocks.len(), blocks.iter().filter(|block| lacks_result(block)).count()), (3, 3));
+    let asked = node.take_counts().asked["GetExecutionResultForBlockID"];
+    assert_eq!(asked, 15, "five times each");
+    // A node that has none is not waited for.
+    let blocks = source.blocks(range(23, 26)).await.expect("answers");
+    assert!(blocks.len() == 4 && blocks.iter().all(lacks_result));
+    assert_eq!(node.take_counts().asked["GetExecutionResultForBlockID"], 4);
+    // Until it gives one.
+    node.state().behaviour.failing = None;
+    assert!(!lacks_result(&source.blocks(range(27, 27)).await.expect("answers")[0]));
+    node.state().behaviour.failing = NO_RESULT_YET;
+    node.take_counts();
+    assert!(lacks_result(&source.blocks(range(28, 28)).await.expect("answers")[0]));
+    assert_eq!(node.take_counts().asked["GetExecutionResultForBlockID"], 5);
+}
+
+#[tokio::test]
+async fn an_old_execution_result_that_is_not_there_is_not_waited_for() {
+    let behaviour = Behaviour { failing: NO_RESULT_YET, ..Behaviour::default() };
+    let node = behaving(linked_blocks(1..=140, &[1], 1), behaviour).await;
+    let source = one(&node).await;
+    source.heads().await.expect("answers");
+    assert!(lacks_result(&source.blocks(range(1, 1)).await.expect("answers")[0]));
+    assert_eq!(node.asked("GetExecutionResultForBlockID"), 1);
 }
 
 /// The scheduler's transaction, which a node names that knows it.
