@@ -35,7 +35,7 @@ fn run(dir: &Path, access: &str) -> Command {
     command.args(["run", "--data", "archive", "--poll-ms", "50"]);
     // Flags win over these.
     command.env("CAIRN_CHAIN__NETWORK", "emulator").env("CAIRN_INGEST__FROM", ROOT.to_string());
-    command.env("CAIRN_SERVE__LISTEN", "127.0.0.1:0");
+    command.env("CAIRN_SERVE__LISTEN", "127.0.0.1:0").env("CAIRN_CHAIN__FLOW__EXECUTION_RESULTS", "true");
     let access = format!("[{{url=\"{access}\", requests_per_s=0, scripts_per_s=0}}]");
     command.env("CAIRN_CHAIN__ACCESS", access);
     command

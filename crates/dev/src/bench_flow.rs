@@ -127,6 +127,8 @@ impl Run<'_> {
         command.arg("--data").arg(self.folder.join(format!("data-{name}")));
         // Ours, not a setting of cairn's, which refuses what it doesn't know.
         command.env_remove("CAIRN_TEST_PG_URL");
+        // As on real networks.
+        command.env("CAIRN_CHAIN__FLOW__EXECUTION_RESULTS", "true");
         command.env("DB_RAW_URL", &raw.url).env("DB_APP_URL", &app.url);
         let access = format!(
             "[{{url = \"{}\", requests_per_s = {}, scripts_per_s = 0}}]",

@@ -19,7 +19,9 @@ use crate::peer::{Peer, wait_until};
 
 /// Settings of every process: small ranges and chunks, so that there are many borders; short leases, so that what the dead held is soon
 /// taken over; forks of some dozens of blocks.
-const SETTINGS: [(&str, &str); 7] = [
+const SETTINGS: [(&str, &str); 8] = [
+    // The node has them, as those of real networks do; a flow-emulator doesn't.
+    ("CAIRN_CHAIN__FLOW__EXECUTION_RESULTS", "true"),
     ("CAIRN_DERIVE__RANGE_HEIGHTS", "100"),
     ("CAIRN_DERIVE__CHUNK_HEIGHTS", "23"),
     ("CAIRN_DERIVE__LEASE_TTL_S", "4"),

@@ -164,8 +164,9 @@ pub struct FlowSettings {
     pub request_timeout_ms: u64,
     /// Requests that one node works on at a time.
     pub requests_in_flight: usize,
-    /// Ask for each block's execution result: one more request a block.
-    pub execution_results: bool,
+    /// Ask for each block's execution result: one more request a block. None: on real networks; a flow-emulator gives none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub execution_results: Option<bool>,
 }
 
 impl Default for FlowSettings {
@@ -174,7 +175,7 @@ impl Default for FlowSettings {
             max_response_mib: 64,
             request_timeout_ms: 30_000,
             requests_in_flight: 32,
-            execution_results: true,
+            execution_results: None,
         }
     }
 }
@@ -320,7 +321,7 @@ impl ChainConfig {
         source.max_response_bytes = self.flow.max_response_mib.saturating_mul(1 << 20);
         source.request_timeout_ms = self.flow.request_timeout_ms;
         source.requests_in_flight = self.flow.requests_in_flight;
-        source.execution_results = self.flow.execution_results;
+        source.execution_results = self.flow.execution_results.unwrap_or(network != Network::Emulator);
         source.finality_heights = max_reorg_depth;
         Ok(source)
     }
@@ -378,5 +379,22 @@ pub fn refuse(foreign: &[(bool, &str)], theirs: &str, ours: &str) -> anyhow::Res
     match foreign.iter().find(|(is_set, _)| *is_set) {
         Some((_, name)) => bail!("{name} is a setting of {theirs}, and the configuration is for {ours}"),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_emulator_is_not_asked_for_execution_results_unless_it_is_said() {
+        let asked = |network, execution_results| {
+            let flow = FlowSettings { execution_results, ..FlowSettings::default() };
+            let config = ChainConfig { access: vec![AccessNode::at("a:1")], flow, ..ChainConfig::default() };
+            config.flow_source(network, 10).expect("has a node").execution_results
+        };
+        assert!(asked(Network::Mainnet, None) && asked(Network::Testnet, None));
+        assert!(!asked(Network::Emulator, None) && asked(Network::Emulator, Some(true)));
+        assert!(!asked(Network::Mainnet, Some(false)));
     }
 }
