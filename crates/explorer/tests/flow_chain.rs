@@ -369,7 +369,8 @@ fn a_rollback_forgets_no_table() {
         let world = World::new(vec![empty(0)]).await;
         world.derive().await;
         let before = world.dump().await;
-        world.append(vec![raw_block(1, 0, u64::MAX, &everything()), empty(2)]).await;
+        let without_evm = raw_block(2, 0, u64::MAX, &[system(Vec::new())]);
+        world.append(vec![raw_block(1, 0, u64::MAX, &everything()), without_evm]).await;
         world.derive().await;
         world.check_leases(2).await;
         for table in flow_catalog().unwrap().tables() {
@@ -386,12 +387,11 @@ fn a_rollback_forgets_no_table() {
         world.derive().await;
         let after = world.dump().await;
         let strip = |lines: &[String]| -> Vec<String> {
-            let is_row = |line: &&String| {
-                !line.contains("checkpoint") && !line.contains("evm_chain") && !line.contains("daily_stats")
-            };
+            let counting = ["checkpoint", "evm_chain", "evm_absences", "daily_stats"];
+            let is_row = |line: &&String| !counting.iter().any(|name| line.contains(name));
             lines.iter().filter(is_row).cloned().collect()
         };
-        assert_eq!(strip(&after), strip(&before), "but for the counts of blocks, what was there before");
+        assert_eq!(strip(&after), strip(&before), "but for what counts blocks, what was there before");
     });
 }
 
@@ -426,5 +426,45 @@ fn a_thousand_blocks_leave_completed_leases_and_no_error() {
         assert_eq!(column("evm_chain", &chain, "block_count"), ["1000"]);
         assert_eq!(column("evm_chain", &chain, "missing_count"), ["0"]);
         assert_eq!(world.rows("evm_transactions").await.len(), 1_000);
+    });
+}
+
+/// One gap and one run of Flow blocks without an EVM block, of which a reorg takes the newer part away.
+#[test]
+fn f04_a_reorg_takes_gaps_and_absences_away_as_if_they_had_never_been() {
+    run(async {
+        let block = |height: u64, fork: u8, common: u64, evm_height: Option<u64>| {
+            let events = evm_height.map(|evm_height| evm_closed(evm_height, 0));
+            raw_block(height, fork, common, &[system(events.into_iter().collect())])
+        };
+        let of_first = [None, Some(5), None, None, None, Some(8), None];
+        let first: Vec<RawBlock> =
+            (0..).zip(of_first).map(|(height, evm)| block(height, 0, u64::MAX, evm)).collect();
+        let world = World::new(first.clone()).await;
+        world.derive().await;
+        let gaps = world.rows("evm_gaps").await;
+        assert_eq!(column("evm_gaps", &gaps, "from_evm_height"), ["6"]);
+        let absences = world.rows("evm_absences").await;
+        assert_eq!(column("evm_absences", &absences, "evm_height"), ["5", "8"]);
+        assert_eq!(column("evm_absences", &absences, "last_height"), ["4", "6"]);
+
+        // From height 3 on another fork, on which the EVM goes on at once.
+        world.roll_back(&first[2]).await;
+        world.derive().await;
+        assert!(world.rows("evm_gaps").await.is_empty());
+        let absences = world.rows("evm_absences").await;
+        assert_eq!(column("evm_absences", &absences, "absent_count"), ["1"]);
+        assert_eq!(column("evm_absences", &absences, "last_height"), ["2"]);
+        let second: Vec<RawBlock> =
+            (3..).zip([Some(6), None]).map(|(height, evm)| block(height, 1, 2, evm)).collect();
+        world.append(second.clone()).await;
+        world.derive().await;
+        assert!(world.rows("evm_gaps").await.is_empty());
+        let absences = world.rows("evm_absences").await;
+        assert_eq!(column("evm_absences", &absences, "evm_height"), ["5", "6"]);
+
+        let clean = World::new([&first[..3], &second].concat()).await;
+        clean.derive().await;
+        assert_eq!(world.dump().await, clean.dump().await);
     });
 }

@@ -46,6 +46,10 @@ fn f04_flow_blocks_without_an_evm_block_are_counted_and_a_gap_is_named() {
         let of = |name: &str| column("evm_gaps", &gaps, name);
         assert_eq!((of("from_evm_height"), of("to_evm_height")), (vec!["7".into()], vec!["7".into()]));
         assert_eq!((of("kind"), of("seen_at_height")), (vec!["gap".into()], vec!["13".into()]));
+        let absences = state.table("evm_absences");
+        let of = |name: &str| column("evm_absences", &absences, name);
+        assert_eq!((of("evm_height"), of("absent_count")), (vec!["5".into()], vec!["1".into()]));
+        assert_eq!((of("first_height"), of("last_height")), (vec!["11".into()], vec!["11".into()]));
         // One error. The block after the gap names a parent that is missing, and that is the same fault.
         let said: Vec<_> = state.errors.iter().map(|one| (one.severity, one.message.as_str())).collect();
         let want = "EVM blocks 7 to 7 are missing: block 8 follows block 6";
@@ -55,6 +59,50 @@ fn f04_flow_blocks_without_an_evm_block_are_counted_and_a_gap_is_named() {
     let state = folded(names::EVM_CHAIN_WORKER, &whole, 2);
     assert_eq!(state.errors, []);
     assert!(state.table("evm_gaps").is_empty());
+}
+
+#[test]
+fn f04_flow_blocks_in_succession_without_an_evm_block_have_one_row_however_many_they_are() {
+    let evm = |height: u64| match height {
+        10 => Some(5),
+        600 => Some(6),
+        605 => Some(7),
+        _ => None,
+    };
+    let blocks: Vec<StoredBlock> = (0..=610).map(|height| evm_block(height, evm(height))).collect();
+    for chunk in [1, 7, 250, 611] {
+        let state = folded(names::EVM_CHAIN_WORKER, &blocks, chunk);
+        assert_eq!(state.errors, []);
+        let absences = state.table("evm_absences");
+        let of = |name: &str| column("evm_absences", &absences, name);
+        // None before the first EVM block, and the last run is not over.
+        assert_eq!(of("evm_height"), ["5", "6", "7"]);
+        assert_eq!(of("first_height"), ["11", "601", "606"]);
+        assert_eq!(of("last_height"), ["599", "604", "610"]);
+        assert_eq!(of("absent_count"), ["589", "4", "5"], "chunks of {chunk}");
+        let chain = state.table("evm_chain");
+        assert_eq!(column("evm_chain", &chain, "absent_count"), ["598"]);
+    }
+}
+
+#[test]
+fn f04_an_evm_block_that_comes_late_is_named_and_the_chain_goes_on_from_it() {
+    let blocks = [(10, Some(5)), (11, Some(7)), (12, Some(6)), (13, None), (14, Some(7))]
+        .map(|(height, evm)| evm_block(height, evm));
+    for chunk in [1, 5] {
+        let state = folded(names::EVM_CHAIN_WORKER, &blocks, chunk);
+        let gaps = state.table("evm_gaps");
+        let of = |name: &str| column("evm_gaps", &gaps, name);
+        assert_eq!(of("kind"), ["gap", "repeat"]);
+        assert_eq!(
+            (of("from_evm_height"), of("to_evm_height")),
+            (vec!["6".into(), "6".into()], vec!["6".into(), "7".into()])
+        );
+        assert_eq!(of("seen_at_height"), ["11", "12"]);
+        let said: Vec<_> = state.errors.iter().map(|one| one.message.as_str()).collect();
+        assert_eq!(said[1], "EVM block 6 follows block 7: it comes again, or late");
+        assert_eq!(column("evm_absences", &state.table("evm_absences"), "evm_height"), ["6"]);
+    }
 }
 
 #[test]

@@ -81,7 +81,7 @@ async fn check(world: &World, ledger: &Ledger, tip: u64) {
     check_tokens(world, ledger, tip).await;
     check_accounts(world, ledger, tip).await;
     check_transactions(world, ledger).await;
-    check_evm(world, ledger).await;
+    check_evm(world, ledger, tip).await;
 }
 
 async fn check_tokens(world: &World, ledger: &Ledger, tip: u64) {
@@ -325,7 +325,7 @@ async fn check_transactions(world: &World, ledger: &Ledger) {
     assert!(roles.is_empty() && imported.is_empty());
 }
 
-async fn check_evm(world: &World, ledger: &Ledger) {
+async fn check_evm(world: &World, ledger: &Ledger, tip: u64) {
     let mut logs: BTreeMap<Vec<u8>, Vec<FoundLog>> = BTreeMap::new();
     for row in world.rows("evm_logs").await {
         let row = Read("evm_logs", &row);
@@ -380,6 +380,19 @@ async fn check_evm(world: &World, ledger: &Ledger) {
     assert!(logs.is_empty());
     // The chain of EVM blocks is whole.
     assert!(world.rows("evm_gaps").await.is_empty());
+    // Which Flow blocks have none, the rows say in runs.
+    let first = *ledger.evm_blocks.keys().next().unwrap();
+    let without = (first..=tip).filter(|height| !ledger.evm_blocks.contains_key(height));
+    let mut absent = Vec::new();
+    for row in world.rows("evm_absences").await {
+        let row = Read("evm_absences", &row);
+        let (from, to) = (row.number("first_height"), row.number("last_height"));
+        assert_eq!(row.number("absent_count"), to - from + 1);
+        assert_eq!(ledger.evm_blocks[&(from - 1)].height, row.number("evm_height"));
+        assert!(to == tip || ledger.evm_blocks.contains_key(&(to + 1)));
+        absent.extend(from..=to);
+    }
+    assert_eq!(absent, without.collect::<Vec<_>>());
 }
 
 #[test]

@@ -156,7 +156,13 @@ async fn every_path_answers_as_its_document_says() {
     let all: BTreeSet<String> = document.paths.as_object().expect("paths").keys().cloned().collect();
     let missed: Vec<_> = all.difference(&seen).collect();
     // Those of Flow alone are asked in flow.rs; here no worker fills their tables.
-    let of_flow = ["/v1/accounts/{address}/keys", "/v1/contracts/{address}/versions", "/v1/flow/evm/blocks"];
+    let of_flow = [
+        "/v1/accounts/{address}/keys",
+        "/v1/contracts/{address}/versions",
+        "/v1/flow/evm/absences",
+        "/v1/flow/evm/blocks",
+        "/v1/flow/evm/gaps",
+    ];
     let mut wanted = vec!["/v1/blocks/stream"];
     wanted.extend(of_flow);
     wanted.sort_unstable();

@@ -24,9 +24,14 @@ pub struct Flow {
     pub ledger: Ledger,
 }
 
-fn chain() -> (Vec<RawBlock>, Ledger) {
+pub fn generator() -> Generator {
     let generator = Generator::new(GeneratorOptions::new(5), Behaviour::default());
     generator.grow(BLOCKS);
+    generator
+}
+
+/// The blocks that a generator has made, and its ledger.
+pub fn chain(generator: &Generator) -> (Vec<RawBlock>, Ledger) {
     let state = generator.state();
     let state = state.lock().expect("not poisoned");
     let blocks = state.chain.blocks().map(|served| {
@@ -48,7 +53,7 @@ impl Flow {
 
     /// An archive that begins at a height in the middle of the chain.
     pub async fn from_height(height: u64) -> Flow {
-        let (mut blocks, ledger) = chain();
+        let (mut blocks, ledger) = chain(&generator());
         blocks.retain(|block| block.facts.height.get() >= height);
         let flow = Flow::of(blocks, ledger).await;
         let settings = Settings { network: Some(NETWORK), ..Settings::default() };
@@ -58,7 +63,12 @@ impl Flow {
 
     /// Before any worker has begun.
     pub async fn underived() -> Flow {
-        let (blocks, ledger) = chain();
+        Flow::grown(&generator()).await
+    }
+
+    /// Of what a generator has made, before any worker has begun.
+    pub async fn grown(generator: &Generator) -> Flow {
+        let (blocks, ledger) = chain(generator);
         Flow::of(blocks, ledger).await
     }
 
@@ -159,6 +169,7 @@ async fn every_path_answers_on_flow_as_its_document_says() {
         format!("/v1/accounts/{keyed}/keys?order=asc"),
         format!("/v1/contracts/{contract}/versions"),
         "/v1/flow/evm/blocks?limit=3".into(),
+        "/v1/flow/evm/absences?limit=3".into(),
         format!("/v1/logs?address={log}"),
         "/v1/stats/daily".into(),
         format!("/v1/search?q={height}"),

@@ -8,6 +8,7 @@ mod cases;
 mod endpoints;
 mod flow;
 mod flow_evm;
+mod flow_gaps;
 mod forks;
 mod hostile;
 mod incomplete;

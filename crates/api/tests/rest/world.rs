@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Log, LogData, U256, keccak256};
 use async_trait::async_trait;
@@ -120,8 +121,29 @@ impl World {
     }
 
     pub async fn derive_by(&self, processors: Vec<Processor>) {
+        let deriver = self.deriver(processors, true);
+        deriver.run(CancellationToken::new()).await.expect("derives");
+    }
+
+    /// Runs processors until something is so: one that has caught up doesn't wait for ranges that are made again.
+    pub async fn derive_until(&self, processors: Vec<Processor>, is_so: impl AsyncFn() -> bool) {
+        let stop = CancellationToken::new();
+        let mut running = Box::pin(self.deriver(processors, false).run(stop.clone()));
+        for _ in 0..10_000 {
+            tokio::select! {
+                ended = &mut running => return ended.expect("derives"),
+                () = tokio::time::sleep(Duration::from_millis(10)) => {}
+            }
+            if is_so().await {
+                stop.cancel();
+            }
+        }
+        panic!("it never came");
+    }
+
+    fn deriver(&self, processors: Vec<Processor>, exit_when_caught_up: bool) -> Deriver {
         let options = DeriveOptions {
-            exit_when_caught_up: true,
+            exit_when_caught_up,
             compute: Compute::Inline,
             poll_ms: 10,
             ..DeriveOptions::new("test")
@@ -135,7 +157,7 @@ impl World {
             processors,
             options,
         );
-        deriver.expect("processors").run(CancellationToken::new()).await.expect("derives");
+        deriver.expect("processors")
     }
 
     pub async fn ask(&self, method: Method, path: &str) -> Reply {

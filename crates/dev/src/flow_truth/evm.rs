@@ -1,10 +1,11 @@
-//! `evm_transactions`, `evm_executions`, `evm_logs`, `evm_blocks`: the EVM on Flow. `evm_chain` and `evm_gaps`: whether it is whole, which it is.
+//! `evm_transactions`, `evm_executions`, `evm_logs`, `evm_blocks`: the EVM on Flow. `evm_chain`, `evm_gaps` and `evm_absences`: whether it is whole, which it is,
+//! and which Flow blocks have none.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use cairn_explorer::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
-use cairn_explorer::tables::flow::evm::{EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
+use cairn_explorer::tables::flow::evm::{EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
 use cairn_flow_node::ledger::{EvmBlock, EvmTx};
 use sha2::{Digest, Sha256};
 
@@ -130,4 +131,18 @@ pub fn chain(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
 /// `evm_gaps`: none.
 pub fn gaps(_: &Truth<'_>, _: &Tables) -> Result<Expected> {
     Expected::of(&EVM_GAPS)
+}
+
+/// `evm_absences`: the Flow blocks between one EVM block and the next, or the head.
+pub fn absences(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let mut expected = Expected::of(&EVM_ABSENCES)?;
+    let mut next = closed(truth).skip(1).map(|(height, _)| height).chain([truth.height + 1]);
+    for (height, block) in closed(truth) {
+        let next = next.next().with_context(|| format!("nothing follows EVM block {}", block.height))?;
+        let absent = next - height - 1;
+        if absent > 0 {
+            expected.add(vec![number(block.height), number(height + 1), number(absent), number(next - 1)])?;
+        }
+    }
+    Ok(expected)
 }

@@ -37,7 +37,7 @@ use cairn_explorer::tables::flow::accounts::{
     UNPLACED_REVOCATIONS,
 };
 use cairn_explorer::tables::flow::contracts::{ACCOUNT_CONTRACTS, CONTRACT_VERSION_CODE, CONTRACT_VERSIONS};
-use cairn_explorer::tables::flow::evm::{EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
+use cairn_explorer::tables::flow::evm::{EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
 use cairn_explorer::tables::flow::fees::FEE_TRANSFERS;
 use cairn_explorer::tables::flow::nfts::{NFT_ASKS, NFT_RESOURCES};
 use cairn_explorer::tables::flow::transactions::{FLOW_TX_METRICS, TX_TAGS};
@@ -104,6 +104,7 @@ pub static COMPARISONS: &[Comparison] = &[
     of(&EVM_BLOCKS, evm::blocks),
     of(&EVM_CHAIN, evm::chain),
     of(&EVM_GAPS, evm::gaps),
+    of(&EVM_ABSENCES, evm::absences),
     of(&TOKEN_CONTRACTS, answers::asked),
     of(&TOKENS, answers::tokens),
     of(&NFT_COLLECTIONS, answers::collections),

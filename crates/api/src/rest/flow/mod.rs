@@ -6,6 +6,7 @@
 pub(super) mod account;
 pub(super) mod block;
 pub(super) mod evm;
+pub(super) mod gaps;
 pub(super) mod history;
 pub(super) mod list;
 pub(super) mod transaction;

@@ -1,8 +1,8 @@
 //! `evm_chain_worker`: whether the EVM chain on Flow is whole (F04).
 //!
-//! Not every Flow block has an EVM block: that is counted. But the EVM blocks that there are follow each other: each height is one more than
-//! the last one's, and each block's parent is the last one. Where that doesn't hold, it is reported as an error and has a row in
-//! `evm_gaps`, and the chain goes on from what is there.
+//! Not every Flow block has an EVM block: that is no fault, and `evm_absences` says where. But the EVM blocks that there are follow each other: each
+//! height is one more than the last one's, and each block's parent is the last one. Where that doesn't hold, it is reported as an error and has a row
+//! in `evm_gaps`, and the chain goes on from what is there.
 
 use std::sync::Arc;
 
@@ -15,15 +15,16 @@ use cairn_store::derived::{Row, Severity, TableDef};
 use crate::names::{EVM_CHAIN_WORKER, EVM_WORKER};
 use crate::processors::Settings;
 use crate::tables::flow::evm::{
-    EVM_BLOCKS, EVM_CHAIN, EVM_GAPS, EvmBlockRow, EvmBlocksOf, EvmChain, evm_chain, evm_chain_counts, evm_gap,
+    EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_GAPS, EvmBlockRow, EvmBlocksOf, EvmChain, evm_absence,
+    evm_chain, evm_chain_counts, evm_gap,
 };
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: EVM_CHAIN_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[EVM_WORKER],
-    tables: &[&EVM_CHAIN, &EVM_GAPS],
+    tables: &[&EVM_CHAIN, &EVM_GAPS, &EVM_ABSENCES],
 };
 
 static READS: &[&TableDef] = &[&EVM_BLOCKS];
@@ -86,7 +87,10 @@ impl Folder for EvmChainWorker {
         let height =
             after.0.last().and_then(cairn_store::derived::Value::as_height).map_or(0, |height| height.get());
         match after_row.first_of_block {
-            None => changes.change(&EVM_CHAIN, evm_chain_counts(chain_id, 1, 0)),
+            None => {
+                changes.change(&EVM_CHAIN, evm_chain_counts(chain_id, 1, 0));
+                changes.change(&EVM_ABSENCES, evm_absence(last.0, height));
+            }
             Some(next) => {
                 let missing = follow(last, next, height, changes);
                 if missing > 0 {
@@ -127,7 +131,7 @@ fn follow(
         return (next.0 - wanted).min(1 << 40) as i64;
     }
     if next.0 < wanted {
-        report(format!("EVM block {} follows block {}: it was there already", next.0, last.0));
+        report(format!("EVM block {} follows block {}: it comes again, or late", next.0, last.0));
         changes.change(&EVM_GAPS, evm_gap("repeat", next.0, last.0, height));
     } else if next.1 != last.1 {
         report(format!("EVM block {} has the parent {}, the block before it is {}", next.0, next.1, last.1));

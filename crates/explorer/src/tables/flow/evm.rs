@@ -1,5 +1,5 @@
 //! EVM on Flow, beside `evm_transactions` and `evm_logs`: its blocks (`evm_blocks`), where its transactions stand in Flow's
-//! (`evm_executions`), and whether its chain is whole (`evm_chain`, `evm_gaps`).
+//! (`evm_executions`), whether its chain is whole (`evm_chain`, `evm_gaps`), and which Flow blocks have none (`evm_absences`).
 
 use alloy_primitives::B256;
 use bytes::Bytes;
@@ -128,8 +128,8 @@ pub static EVM_EXECUTIONS: TableDef = TableDef {
 };
 
 /// The EVM chain so far: one row, keyed by its EIP-155 chain id. `evm_height` and `evm_hash` are the last block's, and null before the
-/// first one. `absent_count` counts Flow blocks without an EVM block, which is no fault by itself (F04); `missing_count` EVM blocks that
-/// no Flow block has: see [`EVM_GAPS`].
+/// first one. `absent_count` counts Flow blocks without an EVM block, which is no fault by itself (F04): see [`EVM_ABSENCES`];
+/// `missing_count` EVM blocks that no Flow block has: see [`EVM_GAPS`].
 ///
 /// `first_of_block` and `parent_of_block` are the height and parent of the first EVM block of the Flow block at `last_height`.
 pub static EVM_CHAIN: TableDef = TableDef {
@@ -209,8 +209,9 @@ impl EvmChain {
     }
 }
 
-/// Where the EVM chain isn't whole. `kind` is `gap` (the heights from `from_evm_height` to `to_evm_height` are missing), `repeat` (they
-/// were there already) or `fork` (the block at `from_evm_height` has another parent than the one before it). Each is in the error log too.
+/// Where the EVM chain isn't whole. `kind` is `gap` (the heights from `from_evm_height` to `to_evm_height` are missing), `repeat` (the block at
+/// `from_evm_height` comes after the one at `to_evm_height`: again, or late) or `fork` (the block at `from_evm_height` has another parent than the one
+/// before it). Each is in the error log too.
 pub static EVM_GAPS: TableDef = TableDef {
     name: "evm_gaps",
     service: EVM_CHAIN_WORKER,
@@ -235,4 +236,26 @@ pub fn evm_gap(kind: &'static str, from: u64, to: u64, height: u64) -> Change {
         Some(Value::uint(to)),
         None,
     ])
+}
+
+/// Flow blocks without an EVM block, a row for all of them in succession: those after the EVM block at `evm_height`, from `first_height` to
+/// `last_height`. `absent_count` counts them. However long the EVM stands still, that is one row; where EVM blocks come again (a `repeat` in
+/// [`EVM_GAPS`]), those after the block of one height are counted together.
+pub static EVM_ABSENCES: TableDef = TableDef {
+    name: "evm_absences",
+    service: EVM_CHAIN_WORKER,
+    class: TableClass::State,
+    columns: &[
+        column("evm_height", ColumnType::Int),
+        column("first_height", ColumnType::Int).merged(Merge::First),
+        column("absent_count", ColumnType::Int).merged(Merge::Sum),
+        column("last_height", ColumnType::Int).merged(Merge::Last),
+    ],
+    key: &["evm_height"],
+    indexes: &[],
+};
+
+/// The Flow block at `height` has no EVM block; the last one before it is at `evm_height`.
+pub fn evm_absence(evm_height: u64, height: u64) -> Change {
+    Change(vec![Some(Value::uint(evm_height)), Some(Value::uint(height)), Some(Value::Int(1)), None])
 }
