@@ -377,6 +377,69 @@ async fn p08_readers_that_hold_every_connection_do_not_stop_the_ingester() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn p08_a_flood_of_errors_and_slow_statements_beside_do_not_stop_the_ingester() {
+    let Some(db) = pg::database().await else { return };
+    let pg = PgOptions { max_open_conns: 2, pool_wait_ms: 200, ..db.options() };
+    let store = PgRawStore::open(PgRawOptions { pg, ..options(&db) }, None).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    let blocks = chain(0, 40, 0);
+    store.append(fence, batch(&blocks[..1])).await.expect("appends");
+    // What a process gives its error log, its repair and its workers.
+    let beside = store.beside("beside").expect("a pool");
+    let slow = {
+        let pool = beside.pool().clone();
+        tokio::spawn(async move { pool.get().await?.batch("SELECT pg_sleep(4)").await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // Somebody holds up the error log too, so that whoever records keeps his connection; the others wait for one, again and again.
+    let mut holder = db.pool().get().await.expect("connects");
+    holder.begin(Isolation::ReadCommitted).await.expect("begins");
+    holder.batch("LOCK TABLE raw.indexing_errors IN EXCLUSIVE MODE").await.expect("locks");
+    let recorders: Vec<_> = (0..6)
+        .map(|n| {
+            let beside = beside.clone();
+            tokio::spawn(async move {
+                let error = NewError {
+                    service: "token_worker".into(),
+                    height: Height(n),
+                    block_id: BlockId([1; 32]),
+                    transaction_id: String::new(),
+                    severity: Severity::Warn,
+                    message: "it can't be decoded".into(),
+                    raw_data: Vec::new(),
+                    raw_ref: None,
+                };
+                loop {
+                    match beside.record(std::slice::from_ref(&error)).await {
+                        Err(StoreError::Busy(_)) => {}
+                        recorded => return recorded,
+                    }
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let refused = beside.count_unresolved().await.expect_err("no connection is left");
+    assert!(refused.kind().is_retryable() && refused.to_string().contains("beside"), "{refused}");
+    let begun = Instant::now();
+    for block in &blocks[1..] {
+        store.append(fence, batch(std::slice::from_ref(block))).await.expect("appends");
+    }
+    let refused = beside.repair_lookups(HeightRange::new(Height(0), Height(9))).await;
+    assert!(matches!(refused, Err(StoreError::Busy(_))), "it was not held all the while: {refused:?}");
+    assert!(begun.elapsed() < Duration::from_secs(3), "appends took {:?}", begun.elapsed());
+    holder.rollback().await.expect("lets go");
+    for recorder in recorders {
+        assert_eq!(recorder.await.expect("ends").expect("records"), 1);
+    }
+    slow.await.expect("ends").expect("sleeps");
+    // It is the same store.
+    assert_eq!(store.count_unresolved().await.expect("counts"), 6);
+    assert_eq!(beside.snapshot().await.expect("reads").head().tip, Some(blocks[39].block_ref()));
+}
+
 #[tokio::test]
 async fn a_newer_schema_and_a_contradicting_checkpoint_are_refused() {
     let Some(db) = pg::database().await else { return };

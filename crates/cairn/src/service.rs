@@ -120,8 +120,10 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let (wake, new_head) = watch::channel(0);
-    // The store's own connections are the ingester's. Whoever reads beside it has others, and workers others than people who ask (P08).
-    let working: Arc<dyn RawReader> = store.clone().readers("cairn raw work")?;
+    // The store's own connections are the ingester's. Whatever goes on beside it has others: workers, the error log, repair and upkeep these, people who ask
+    // again others (P08).
+    let beside = store.clone().beside("cairn raw work")?;
+    let working: Arc<dyn RawReader> = beside.clone();
     let serving: Arc<dyn RawReader> = match job.role {
         Role::Ingest => working.clone(),
         _ => store.clone().readers("cairn raw api")?,
@@ -131,7 +133,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         true => Some(Work::start(
             config,
             working.clone(),
-            store.clone() as Arc<dyn ErrorLog>,
+            beside.clone() as Arc<dyn ErrorLog>,
             job.scripts,
             new_head.clone(),
             stop.clone(),
@@ -150,7 +152,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     };
     let servers = Servers::start(config, parts, stop.clone()).await?;
     (job.announce)(&servers.served);
-    tokio::spawn(manage_partitions(store.clone(), stop.clone()));
+    tokio::spawn(manage_partitions(beside.clone(), stop.clone()));
     let gaps = GapWatch {
         source: job.source.clone(),
         store: working.clone(),
@@ -160,10 +162,10 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     };
     tokio::spawn(gaps.run(stop.clone()));
     if config.raw.denormalize_events {
-        tokio::spawn(denormalize_events(store.clone(), stop.clone()));
+        tokio::spawn(denormalize_events(beside.clone(), stop.clone()));
     }
     let nightly = Nightly {
-        raw: Some((store.clone(), Fetch::From(job.source))),
+        raw: Some((beside, Fetch::From(job.source))),
         reader: working,
         app: work.as_ref().map(|work| work.late.clone()),
     };

@@ -28,6 +28,9 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
     /// A door for readers beside the ingester, who must not be able to hold what it needs (law 1). `name` is what the server shows them as.
     fn readers(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawReader>, StoreError>;
 
+    /// The store for what writes beside the ingester and must not be able to hold what it needs either: the error log, repair, upkeep.
+    fn beside(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawStore>, StoreError>;
+
     /// One round of the partition manager; whether it made something. Nothing where there are no partitions.
     async fn maintain_partitions(&self) -> Result<bool, StoreError> {
         Ok(false)
@@ -96,6 +99,11 @@ impl RawStore for SqliteStore {
         Ok(self)
     }
 
+    /// The same: a file has one writer at a time, whoever opened it, so what is written here is short.
+    fn beside(self: Arc<Self>, _name: &str) -> Result<Arc<dyn RawStore>, StoreError> {
+        Ok(self)
+    }
+
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
         Ok(RepairedLookups { damaged: self.find_damaged(range).await?, ..RepairedLookups::default() })
     }
@@ -113,6 +121,10 @@ impl RawStore for SqliteStore {
 impl RawStore for PgRawStore {
     fn readers(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawReader>, StoreError> {
         Ok(Arc::new(PgRawStore::readers(&self, name)?))
+    }
+
+    fn beside(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawStore>, StoreError> {
+        Ok(Arc::new(PgRawStore::beside(&self, name)?))
     }
 
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {

@@ -462,6 +462,54 @@ fn a_running_cairn_repairs_by_itself() {
     verify_clean(dir.path(), "archive");
 }
 
+/// Which connections write what: the server's own word on it, by a trigger.
+#[test]
+fn p08_errors_and_mends_go_over_other_connections_than_blocks() {
+    let Some(server) = Server::start() else { return };
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 40);
+    let mut command = at(dir.path(), Some(&server));
+    command.env("CAIRN_DERIVE__ENABLED", "false").args(["run", "--data", "archive", "--rpc", &node.url]);
+    command.args(["--exit-after-head", "--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"]);
+    end_of(&mut command).well();
+    let watch = |table: &str| {
+        format!(
+            "CREATE TRIGGER witness AFTER INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION public.witness();"
+        )
+    };
+    server.sql(&format!(
+        "CREATE TABLE public.witnessed (what TEXT, who TEXT); \
+         CREATE FUNCTION public.witness() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           INSERT INTO public.witnessed VALUES (TG_TABLE_NAME, current_setting('application_name')); RETURN NULL; END $$; \
+         {} {} {} \
+         UPDATE raw.blocks SET traces = '\\x003f', traces_bytes = 1 WHERE height = 5; \
+         DELETE FROM raw.block_lookup WHERE height = 7",
+        watch("raw.indexing_errors"),
+        watch("raw.block_lookup"),
+        watch("raw.blocks"),
+    ));
+    let witnessed = |what: &str, who: &str| {
+        server.number(&format!(
+            "SELECT count(*) FROM public.witnessed WHERE what LIKE '{what}' AND who = '{who}'"
+        ))
+    };
+    node.state().head = 60;
+    let mut command = at(dir.path(), Some(&server));
+    // The first repair comes after a 24th of that.
+    command.env("CAIRN_REPAIR__EVERY_S", "48");
+    command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+    let mut service = Service::start(&mut command);
+    service.until("an error is recorded, a lookup mended and a block appended", |service| {
+        witnessed("indexing_errors", "cairn raw work") > 0
+            && witnessed("block_lookup", "cairn raw work") > 0
+            && service.height() == Some(60)
+    });
+    assert_eq!(witnessed("blocks%", "cairn raw"), 20);
+    assert_eq!(witnessed("indexing_errors", "cairn raw"), 0);
+    assert_eq!(witnessed("block_lookup", "cairn raw"), 20, "those of the blocks that were appended");
+    assert!(service.stop().0.success());
+}
+
 /// The only file in the folders of payloads whose name contains `part`.
 fn object_file(root: &Path, part: &str) -> Option<PathBuf> {
     let mut folders = vec![root.join("payloads")];

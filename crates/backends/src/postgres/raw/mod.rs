@@ -13,7 +13,8 @@
 //! one order: head, lease, runs, objects, then rows by table and key. Nobody waits for anything but the database while a transaction is open.
 //!
 //! **Back-pressure.** Reads and writes wait for a connection of the store's own pool and are then told to come again ([`StoreError::Busy`]).
-//! Whoever reads beside an ingester does so through [`PgRawStore::readers`], from a pool of their own: they can't hold its connections (law 1, P08).
+//! Whoever reads beside an ingester does so through [`PgRawStore::readers`], and whoever keeps the error log or repairs through [`PgRawStore::beside`], from a
+//! pool of their own: they can't hold its connections (law 1, P08).
 //! A write holds the encoded copy of its batch; the caller bounds the batch.
 //!
 //! **Shutdown.** A verb whose caller goes away is rolled back, or was committed: asking again settles it, as after any lost answer.
@@ -203,6 +204,25 @@ impl PgRawStore {
 }
 
 impl Shared {
+    /// The same store on other connections. What is known of partitions is shared.
+    fn beside(&self, options: PgRawOptions, pool: PgPool) -> Shared {
+        let registry = PgPayloadRegistry::new(pool.clone());
+        Shared {
+            payloads: self
+                .payloads
+                .as_ref()
+                .map(|payloads| Payloads { store: payloads.store.clone(), registry }),
+            pool,
+            options,
+            clock: self.clock.clone(),
+            partitions: self.partitions.clone(),
+            scripts: scripts::KnownScripts::default(),
+            hook: Mutex::new(None),
+            statement_hook: Mutex::new(None),
+            maintaining: tokio::sync::Mutex::default(),
+        }
+    }
+
     /// A snapshot on a connection of `pool`.
     async fn snapshot(self: Arc<Self>, pool: &PgPool) -> Result<Arc<dyn RawSnapshot>> {
         let view = View::begin(pool, self.options.snapshot_max_ms).await?;

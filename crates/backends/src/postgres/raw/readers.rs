@@ -1,11 +1,11 @@
-//! Doors for readers beside the ingester, each with a budget of connections of its own.
+//! Doors beside the ingester, each with a budget of connections of its own: for readers, and for work that writes too but that nothing waits for.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cairn_store::{RawReader, RawSnapshot, Result};
 
-use super::{PgRawStore, Shared};
+use super::{PgRawOptions, PgRawStore, Shared};
 use crate::postgres::{PgOptions, PgPool};
 
 /// Snapshots of an open store on connections of a pool of their own: readers who hold all of them hold none of the ingester's, or of other
@@ -26,8 +26,24 @@ impl PgRawStore {
     /// A door for one kind of readers. Its pool is as large as the store's, connects at the first snapshot, and shows itself to the server as
     /// `application_name`.
     pub fn readers(&self, application_name: &str) -> Result<PgRawReaders> {
-        let pg = PgOptions { application_name: application_name.into(), ..self.shared.options.pg.clone() };
-        Ok(PgRawReaders { shared: self.shared.clone(), pool: PgPool::new(pg)? })
+        Ok(PgRawReaders {
+            shared: self.shared.clone(),
+            pool: PgPool::new(self.options_of(application_name))?,
+        })
+    }
+
+    /// The whole store once more, for what goes on beside the ingester: the error log, repair, upkeep. Its pool is one of its own, as with
+    /// [`PgRawStore::readers`], so that whoever holds all of it holds nothing that an append needs. Hooks of tests are not carried over.
+    pub fn beside(&self, application_name: &str) -> Result<PgRawStore> {
+        let pg = self.options_of(application_name);
+        let pool = PgPool::new(pg.clone())?;
+        Ok(PgRawStore {
+            shared: Arc::new(self.shared.beside(PgRawOptions { pg, ..self.shared.options.clone() }, pool)),
+        })
+    }
+
+    fn options_of(&self, application_name: &str) -> PgOptions {
+        PgOptions { application_name: application_name.into(), ..self.shared.options.pg.clone() }
     }
 }
 
