@@ -4,12 +4,15 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use cairn_backends::sqlite::{SqliteOptions, SqliteStore};
-use cairn_core::{ChainId, RawBlock, SystemClock};
+use cairn_core::{ChainId, Height, HeightRange, RawBlock, SystemClock};
+use cairn_store::memory::CommitHook;
 use cairn_store::suite::blocks::{Numbers, chain, fork};
 use cairn_store::{
-    AppendBatch, Dump, Maintained, PurgeProgress, RawDump, RawMaintenance, RawWriter, Rollback, StoreInfo,
+    AppendBatch, Dump, Maintained, PurgeProgress, RawDump, RawMaintenance, RawWriter, Result, Rollback,
+    StoreInfo,
 };
 
 async fn open(dir: &Path) -> SqliteStore {
@@ -86,4 +89,55 @@ async fn r09_merges_and_reorgs_meet_in_any_order() {
         )
         .expect("counts");
     assert_eq!(overlaps, 0, "a height is in two runs");
+}
+
+/// Holds the transaction of a verb just before its commit, until it is told to go on.
+struct HoldsAppend {
+    reached: std::sync::mpsc::Sender<()>,
+    go_on: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl CommitHook for HoldsAppend {
+    fn before(&self, verb: &'static str) -> Result<()> {
+        if verb == "append" {
+            self.reached.send(()).expect("the test waits");
+            let go_on = self.go_on.lock().expect("held by nobody else");
+            go_on.recv_timeout(Duration::from_secs(30)).expect("the test goes on");
+        }
+        Ok(())
+    }
+}
+
+/// Of two that wait for each other neither goes on: the look goes on here, so an append never waits for it either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_daily_look_at_rows_and_an_append_do_not_wait_for_each_other() {
+    let dir = tempfile::tempdir().expect("dir");
+    let store = open(dir.path()).await;
+    let fence = store.acquire().await.expect("acquire").fence;
+    let blocks = chain(0, 40, 0);
+    store.append(fence, batch(&blocks[..30])).await.expect("appends");
+    let all = HeightRange::new(Height(0), Height(1_000));
+    let clean = store.find_damage(all).await.expect("looks");
+    let (reached, is_reached) = std::sync::mpsc::channel();
+    let (go_on, told) = std::sync::mpsc::channel();
+    store.set_hook(Some(Arc::new(HoldsAppend { reached, go_on: std::sync::Mutex::new(told) })));
+    let appending = tokio::spawn({
+        let (store, rest) = (store.clone(), batch(&blocks[30..]));
+        async move { store.append(fence, rest).await }
+    });
+    tokio::task::spawn_blocking(move || is_reached.recv()).await.expect("ends").expect("an append is held");
+    let looked = tokio::time::timeout(Duration::from_secs(10), store.find_damage(all)).await;
+    assert_eq!(looked.expect("it waits for nobody").expect("looks"), clean);
+    go_on.send(()).expect("the append waits");
+    appending.await.expect("ends").expect("appends");
+    store.set_hook(None);
+    // It sees what was committed, and what is wrong with it.
+    let with_txs =
+        blocks[30..38].iter().find(|block| !block.transactions.is_empty()).expect("one").facts.height;
+    let file = rusqlite::Connection::open(dir.path().join("raw.sqlite")).expect("opens");
+    let damage =
+        format!("DELETE FROM transactions WHERE height = {with_txs}; DELETE FROM blocks WHERE height = 39");
+    file.execute_batch(&damage).expect("runs");
+    let found = store.find_damage(all).await.expect("looks").damaged;
+    assert!(found.contains(&with_txs) && found.contains(&Height(39)), "{found:?}");
 }

@@ -12,7 +12,7 @@ use cairn_backends::LogTerms;
 use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
 use cairn_backends::postgres::raw::{LookupFault, PartitionSizes, Repaired};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
-use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
+use cairn_backends::sqlite::{Damage, SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
 use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
 use cairn_pipeline::ingest::IngestStore;
 use cairn_store::derived::{Catalog, DerivedDump, DerivedReader, DerivedSnapshot, DerivedStore, ErrorLog};
@@ -79,6 +79,8 @@ pub struct RepairedLookups {
     pub removed: u64,
     /// Heights whose rows are incomplete.
     pub damaged: Vec<Height>,
+    /// Heights of blocks that have receipts and say that they have no logs, where only the receipts know whether that is true.
+    pub silent: Vec<Height>,
 }
 
 impl From<Repaired> for RepairedLookups {
@@ -87,6 +89,7 @@ impl From<Repaired> for RepairedLookups {
             written: found.lookups_written,
             removed: found.lookups_removed,
             damaged: found.damaged,
+            silent: found.silent,
         }
     }
 }
@@ -105,7 +108,8 @@ impl RawStore for SqliteStore {
     }
 
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
-        Ok(RepairedLookups { damaged: self.find_damaged(range).await?, ..RepairedLookups::default() })
+        let Damage { damaged, silent } = self.find_damage(range).await?;
+        Ok(RepairedLookups { damaged, silent, ..RepairedLookups::default() })
     }
 
     async fn repair_block(&self, block: RawBlock) -> Result<(), StoreError> {

@@ -306,6 +306,41 @@ fn the_index_of_logs_is_made_anew_on_postgres() {
     );
 }
 
+/// A block that says that it has no logs is passed over by who asks for all logs: the look at all heights finds it, wherever the part that is looked at in full is.
+fn a_wrong_count_of_logs_is_found(server: Option<&Server>, column: &str) {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 60);
+    fill(dir.path(), server, &node);
+    let right = logs(dir.path(), server, None).expect("answers");
+    let mut heights: Vec<u64> =
+        right.as_array().expect("a list").iter().filter_map(|log| quantity(&log["blockNumber"])).collect();
+    heights.dedup();
+    assert!(heights.len() > 3);
+    let (a, b) = (heights[1], heights[2]);
+    let repair = |args: &[&str]| {
+        let mut command = at(dir.path(), server);
+        end_of(command.args(["repair", "--raw-only", "--data", "archive", "--sample", "1"]).args(args))
+    };
+    let clean = repair(&[]).well();
+    assert!(clean.contains("0 damaged"), "{clean}");
+    change(dir.path(), server, "raw", &format!("UPDATE @blocks SET {column} = 0 WHERE height IN ({a}, {b})"));
+    assert_ne!(logs(dir.path(), server, None).expect("answers"), right, "the damage is one that shows");
+    let mended = repair(&["--rpc", &node.url]).well();
+    assert!(mended.contains("2 damaged, 2 fetched again"), "{mended}");
+    assert_eq!(logs(dir.path(), server, None).expect("answers"), right);
+}
+
+#[test]
+fn a_wrong_count_of_logs_is_found_on_sqlite() {
+    a_wrong_count_of_logs_is_found(None, "log_count");
+}
+
+#[test]
+fn a_wrong_count_of_logs_is_found_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    a_wrong_count_of_logs_is_found(Some(&server), "event_count");
+}
+
 /// Alters state, makes rows that no event makes, and deletes one; and what a repair says of it.
 const STATE_DAMAGE: &str = "UPDATE {app}address_stats SET transaction_count = transaction_count + 7 \
       WHERE address = (SELECT address FROM {app}address_stats ORDER BY address LIMIT 1); \

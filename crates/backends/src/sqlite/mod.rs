@@ -45,6 +45,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use derived::{APP_LOCK_NAME, SqliteDerived, SqliteDerivedOptions};
 pub use options::SqliteOptions;
+pub use repair::Damage;
 
 use codec::Unpacker;
 use error::{FILE_NAME, db};

@@ -1,8 +1,8 @@
 //! Repair: heights whose rows don't fit each other, rows that are gone written again, and index runs made anew from their blocks.
 //!
-//! Each call is one transaction. It demands no fence: it may run beside the ingester of its process, works on canonical heights alone and changes
-//! nothing that a reader may not see already. The caller bounds the range; index runs are made anew whole, so that one
-//! transaction may be as large as the largest run that is damaged, while memory holds a piece of it.
+//! Looking is a snapshot, for which nobody who writes waits (law 1); each mend is one transaction. It demands no fence: it may run beside the ingester of its
+//! process, works on canonical heights alone and changes nothing that a reader may not see already. The caller bounds the range; index runs are made anew
+//! whole, so that one transaction may be as large as the largest run that is damaged, while memory holds a piece of it.
 
 use cairn_core::{Height, HeightRange, Parts, RawBlock};
 use cairn_store::runs::{RunBuilder, RunInfo, RunKind};
@@ -21,17 +21,24 @@ use crate::index_runs::{LogTerms, PIECE_HEIGHTS, to_make};
 /// The most heights that one call looks at.
 const MAX_HEIGHTS: u64 = 100_000;
 
+/// What a look at the rows of blocks found. By height.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Damage {
+    /// Heights that have no block, or not as many transactions as the block says, or lack its receipts.
+    pub damaged: Vec<Height>,
+    /// Heights of blocks that have receipts and say that they have no logs. A query for all logs passes over them by that word, and only who can read the
+    /// receipts knows whether it is true.
+    pub silent: Vec<Height>,
+}
+
 impl SqliteStore {
-    /// The canonical heights of `range` that have no block, or not as many transactions as the block says, or lack its receipts.
-    pub async fn find_damaged(&self, range: HeightRange) -> Result<Vec<Height>> {
+    /// What is wrong with the rows of the canonical heights of `range`, or may be.
+    pub async fn find_damage(&self, range: HeightRange) -> Result<Damage> {
         demand_bounded(range)?;
-        self.write(move |shared| {
-            shared.commit("find_damaged", |tx, _| {
-                let range = range.intersect(head::read(tx)?.row.range());
-                damaged(tx, range)
-            })
-        })
-        .await
+        let max_ms = self.shared.options.snapshot_max_ms;
+        let (snapshot, head) = self.shared.pool.begin(max_ms, head::read).await?;
+        let range = range.intersect(head.row.range());
+        snapshot.run(move |from, _| damage(&from.conn, range)).await
     }
 
     /// Writes the rows of a canonical block again, which was fetched and verified: its id has to be the stored one, or fit between its stored
@@ -80,31 +87,34 @@ fn demand_bounded(range: HeightRange) -> Result<()> {
     )))
 }
 
-fn damaged(conn: &Connection, range: HeightRange) -> Result<Vec<Height>> {
+fn damage(conn: &Connection, range: HeightRange) -> Result<Damage> {
     let bounds = params![sql(range.start()), sql(range.end())];
-    let mut damaged = Vec::new();
+    let mut found = Damage::default();
     let mut at = range.start();
     for stored in blocks::stored_heights(conn, range)? {
-        damaged.extend(HeightRange::new(at, stored).iter());
+        found.damaged.extend(HeightRange::new(at, stored).iter());
         at = stored.next();
     }
     if at < range.end() {
-        damaged.extend(HeightRange::new(at, range.end()).iter());
+        found.damaged.extend(HeightRange::new(at, range.end()).iter());
     }
     let mut statement = conn
         .prepare_cached(
-            "SELECT b.height FROM blocks b LEFT JOIN transactions t ON t.height = b.height \
+            "SELECT b.height, b.tx_count * 32 <> coalesce(length(t.ids), 0) OR (b.log_count > 0 AND r.height IS NULL) AS is_wrong \
+             FROM blocks b LEFT JOIN transactions t ON t.height = b.height \
              LEFT JOIN receipts r ON r.height = b.height WHERE b.height >= ?1 AND b.height < ?2 \
-             AND (b.tx_count * 32 <> coalesce(length(t.ids), 0) OR (b.log_count > 0 AND r.height IS NULL)) \
-             ORDER BY b.height",
+             AND (is_wrong OR (b.log_count = 0 AND r.height IS NOT NULL)) ORDER BY b.height",
         )
         .map_err(db)?;
-    let rows = statement.query_map(bounds, |row| get_height(row, 0)).map_err(db)?;
+    let rows = statement.query_map(bounds, |row| Ok((get_height(row, 0)?, row.get(1)?))).map_err(db)?;
     for row in rows {
-        damaged.push(row.map_err(db)?);
+        match row.map_err(db)? {
+            (height, true) => found.damaged.push(height),
+            (height, false) => found.silent.push(height),
+        }
     }
-    damaged.sort_unstable();
-    Ok(damaged)
+    found.damaged.sort_unstable();
+    Ok(found)
 }
 
 fn repair_block(conn: &Connection, batch: &EncodedBatch) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The raw store's part of a repair.
 //!
-//! In this order: lookups are made what the rows say, and blocks whose counts disagree are named, over all of the range; in the part that is looked at in full, lookups of EVM transactions
+//! In this order: lookups are made what the rows say, and blocks whose counts disagree are named (of logs too, where a block that says it has none
+//! has receipts, which are read), over all of the range; in the part that is looked at in full, lookups of EVM transactions
 //! inside transactions are made what the blocks say, and blocks are held against their own hashes and their index entries; what is damaged is fetched from the node, verified as any other block, and
 //! written; index entries that are still wrong are made anew; and what was damaged is looked at once more.
 
@@ -8,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
-use cairn_core::{ErrorKind, Height, HeightRange};
+use cairn_core::{ErrorKind, Height, HeightRange, Parts};
 use cairn_pipeline::audit::{AuditReport, Subject, audit};
 use cairn_source::ChainSource;
 use cairn_store::{RawReader, StoreError};
@@ -19,6 +20,9 @@ use crate::stores::{RawStore, RepairedLookups};
 
 /// Heights whose lookups are looked at in one go, at most, and at least.
 const STEP_HEIGHTS: (u64, u64) = (10_000, 100);
+/// Blocks whose receipts are read at once, at most, and their bytes.
+const READ_HEIGHTS: usize = 1_000;
+const READ_BYTES: u64 = 8 << 20;
 /// The most findings of one audit; the next run goes on with what is left.
 const MAX_FINDINGS: usize = 10_000;
 /// Damaged heights closer together than this are looked at again as one range.
@@ -63,6 +67,10 @@ pub async fn repair(
             report.name(format!("height {height}: the block's rows are missing or don't fit its counts"));
         }
         blocks.extend(found.damaged);
+        for height in with_lost_logs(&reader, chain, &found.silent).await? {
+            report.name(format!("height {height}: the block says that it has no logs, its receipts don't"));
+            blocks.insert(height);
+        }
     }
     for step in full.chunks(STEP_HEIGHTS.0) {
         // Blocks that can't be read are the audit's to name.
@@ -133,6 +141,49 @@ fn tell(report: &mut Report, step: HeightRange, what: &str, found: &RepairedLook
     if found.written + found.removed > 0 {
         report.name(format!("heights {step}: {} {what} written, {} removed", found.written, found.removed));
     }
+}
+
+/// Of these heights, whose blocks say that they have no logs, those whose receipts have some, or can't be read.
+async fn with_lost_logs(
+    reader: &Arc<dyn RawReader>,
+    chain: Chain,
+    silent: &[Height],
+) -> anyhow::Result<Vec<Height>> {
+    let (mut found, mut left, mut reach) = (Vec::new(), silent, READ_HEIGHTS);
+    while !left.is_empty() {
+        let snapshot = reader.snapshot().await?;
+        // A reorg may have taken the highest away.
+        let here =
+            left.iter().take_while(|height| snapshot.head().range().contains(**height)).count().min(reach);
+        if here == 0 {
+            break;
+        }
+        let read = snapshot.blocks_at(&left[..here], Parts::RECEIPTS, READ_BYTES).await;
+        drop(snapshot);
+        let blocks = match read {
+            Ok(blocks) => blocks,
+            // One of them can't be read: reach less far, until it stands alone.
+            Err(StoreError::Corrupt { .. }) if here > 1 => {
+                reach = here / 2;
+                continue;
+            }
+            Err(StoreError::Corrupt { .. }) => {
+                found.push(left[0]);
+                left = &left[1..];
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        left = &left[blocks.len()..];
+        reach = READ_HEIGHTS;
+        let terms = chain.log_terms();
+        let lost = tokio::task::spawn_blocking(move || {
+            let lost = blocks.iter().filter(|block| !terms(block).is_ok_and(|terms| terms.is_empty()));
+            lost.map(|block| block.facts.height).collect::<Vec<_>>()
+        });
+        found.extend(lost.await.context("the look at receipts panicked")?);
+    }
+    Ok(found)
 }
 
 /// How many heights are looked at in one go.

@@ -26,6 +26,9 @@ pub struct Repaired {
     pub lookups_removed: u64,
     /// Heights whose rows are incomplete: they have to be fetched again, see [`PgRawStore::repair_block`].
     pub damaged: Vec<Height>,
+    /// Heights of blocks that are kept whole, have receipts and say that they have no logs: a query for all logs passes over them by that word, and only who
+    /// can read the receipts knows whether it is true. Of blocks in rows the rows say it.
+    pub silent: Vec<Height>,
 }
 
 pub(super) fn demand_bounded(range: HeightRange) -> Result<()> {

@@ -84,14 +84,20 @@ const WRITE: [&str; 2] = [
      DO UPDATE SET timestamp_ms = EXCLUDED.timestamp_ms, block_id = EXCLUDED.block_id",
 ];
 
-/// The heights without a block, or whose rows don't fit its counts.
+/// The heights without a block, or whose rows don't fit its counts. Each table's rows of the range are counted in one walk.
 const DAMAGED: &str = "SELECT h.height FROM generate_series($1::bigint, $2::bigint - 1) AS h (height) \
      LEFT JOIN raw.blocks b ON b.height = h.height AND b.height >= $1 AND b.height < $2 \
-     WHERE b.height IS NULL \
-       OR b.tx_count <> (SELECT count(*) FROM raw.transactions t WHERE t.block_height = b.height) \
-       OR (b.layout IS NOT NULL AND (SELECT coalesce(sum(t.event_count), 0) FROM raw.transactions t \
-             WHERE t.block_height = b.height) <> (SELECT count(*) FROM raw.events e WHERE e.block_height = b.height)) \
+     LEFT JOIN (SELECT block_height, count(*) AS rows, sum(event_count) AS event_count FROM raw.transactions \
+       WHERE block_height >= $1 AND block_height < $2 GROUP BY block_height) t ON t.block_height = h.height \
+     LEFT JOIN (SELECT block_height, count(*) AS rows FROM raw.events \
+       WHERE block_height >= $1 AND block_height < $2 GROUP BY block_height) e ON e.block_height = h.height \
+     WHERE b.height IS NULL OR b.tx_count <> coalesce(t.rows, 0) \
+       OR (b.layout IS NOT NULL AND (b.event_count <> coalesce(e.rows, 0) OR coalesce(t.event_count, 0) <> coalesce(e.rows, 0))) \
      ORDER BY 1";
+
+/// The heights whose count of events no row can contradict.
+const SILENT: &str = "SELECT height FROM raw.blocks WHERE height >= $1 AND height < $2 AND event_count = 0 AND layout IS NULL \
+     AND receipts_bytes > 0 ORDER BY 1";
 
 /// What one look found.
 #[derive(Default)]
@@ -100,6 +106,7 @@ struct Found {
     without_row: [Vec<(Vec<u8>, i64, i64)>; 3],
     unwritten: Vec<i64>,
     damaged: Vec<Height>,
+    silent: Vec<Height>,
     /// Whether there may be more lookups without a row.
     is_cut: bool,
 }
@@ -121,6 +128,7 @@ pub(super) async fn run(shared: &Shared, range: HeightRange) -> Result<Repaired>
         // A look that led to no removal is not worth another one.
         if !found.is_cut || repaired.lookups_removed == removed {
             repaired.damaged = found.damaged;
+            repaired.silent = found.silent;
             return Ok(repaired);
         }
     }
@@ -144,6 +152,7 @@ async fn look(shared: &Shared, range: HeightRange) -> Result<Found> {
     }
     found.unwritten = heights(&conn, UNWRITTEN, from, to).await?.into_iter().map(sql).collect();
     found.damaged = heights(&conn, DAMAGED, from, to).await?;
+    found.silent = heights(&conn, SILENT, from, to).await?;
     Ok(found)
 }
 
