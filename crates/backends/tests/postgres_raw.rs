@@ -67,6 +67,15 @@ async fn assert_is_clean(store: &PgRawStore, blocks: &[RawBlock]) {
     assert_eq!(found.first_difference(&expected), None);
 }
 
+/// The same, whatever is final.
+async fn assert_holds(store: &PgRawStore, blocks: &[RawBlock]) {
+    let (mut found, mut expected) = (store.dump().await.expect("dumps"), clean_dump(blocks).await);
+    for dump in [&mut found, &mut expected] {
+        dump.lines.retain(|line| !line.starts_with("head/finalized"));
+    }
+    assert_eq!(found.first_difference(&expected), None);
+}
+
 async fn number(pool: &PgPool, query: &str) -> i64 {
     let conn = pool.get().await.expect("connects");
     conn.query_one(query, &[]).await.expect("runs").get(0)
@@ -294,39 +303,92 @@ async fn p07_a_backfill_from_0_and_a_head_far_above_get_their_own_partitions() {
     }
 }
 
-#[tokio::test]
-async fn a_backfill_has_its_indexes_built_partition_by_partition_and_attached_in_the_end() {
+const WITH_EVENTS_BUILT: &str =
+    "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND indexname LIKE '%_h%_with_events'";
+const WITH_EVENTS_OF_PARENT: &str =
+    "SELECT count(*) FROM pg_index WHERE indexrelid = to_regclass('raw.blocks_with_events') AND indisvalid";
+
+/// Partitions whose secondary index is the parent's.
+const ATTACHED: &str =
+    "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('raw.blocks_with_events')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backfill_has_its_indexes_built_where_all_is_final_and_attached_in_the_end_beside_writers() {
     let Some(db) = pg::database().await else { return };
     let backfill = PgRawOptions { backfill: true, ..options(&db) };
-    let store = PgRawStore::open(backfill, None).await.expect("opens");
+    let store = PgRawStore::open(backfill.clone(), None).await.expect("opens");
     store.init(info()).await.expect("init");
     let fence = store.acquire().await.expect("acquire").fence;
     let blocks = chain(0, 130, 0);
     for part in blocks.chunks(20) {
         store.append(fence, batch(part)).await.expect("appends");
     }
-    const BUILT: &str =
-        "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND indexname LIKE '%_h%_with_events'";
-    const PARENT: &str = "SELECT count(*) FROM pg_index WHERE indexrelid = to_regclass('raw.blocks_with_events') AND indisvalid";
-    assert_eq!(number(store.pool(), BUILT).await, 0);
     while store.maintain_partitions().await.expect("maintains") {}
-    // Two of 50 heights are full; the third is being written to.
-    assert_eq!(number(store.pool(), BUILT).await, 2);
-    assert_eq!(number(store.pool(), PARENT).await, 0);
+    assert_eq!(number(store.pool(), WITH_EVENTS_BUILT).await, 0, "a reorg may have to take rows of any away");
+    for (last_final, built) in [(98, 1), (99, 2)] {
+        store.finalize(fence, Some(blocks[last_final].block_ref()), None).await.expect("finalises");
+        while store.maintain_partitions().await.expect("maintains") {}
+        assert_eq!(number(store.pool(), WITH_EVENTS_BUILT).await, built);
+    }
+    assert_eq!(number(store.pool(), WITH_EVENTS_OF_PARENT).await, 0);
+
+    // Another process that works on the same database, opened without the option, has no say in it: the ingester alone has.
+    let worker = open(&db).await;
+    while worker.maintain_partitions().await.expect("maintains") {}
+    assert_eq!(number(store.pool(), ATTACHED).await, 0);
+    assert_eq!(number(store.pool(), WITH_EVENTS_BUILT).await, 2);
     drop(store);
+
+    // The ingester, started without it. It doesn't hold up what is written meanwhile, though the index waits for a writer that was there before.
     let store = open(&db).await;
-    assert_eq!(number(store.pool(), PARENT).await, 1);
-    assert_eq!(number(store.pool(), BUILT).await, partitions_of(store.pool(), "blocks").await.len() as i64);
-    // A new partition has it from the start.
     let fence = store.acquire().await.expect("acquire").fence;
+    let mut writer = db.pool().get().await.expect("connects");
+    writer.begin(Isolation::ReadCommitted).await.expect("begins");
+    writer.batch("LOCK TABLE raw.blocks_h100 IN ROW EXCLUSIVE MODE").await.expect("locks");
+    let building = tokio::spawn({
+        let store = store.beside("upkeep").expect("a pool");
+        async move { while store.maintain_partitions().await.expect("maintains") {} }
+    });
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' \
+                   AND query LIKE 'CREATE INDEX CONCURRENTLY%'";
+    let begun = Instant::now();
+    while number(&db.pool(), waiting).await == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no index is waited for");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let longer = fork(&blocks, 129, 80, 0);
-    store.append(fence, batch(&longer[130..])).await.expect("appends");
-    assert_eq!(number(store.pool(), PARENT).await, 1);
-    assert_is_clean(&store, &longer).await;
+    let appended =
+        tokio::time::timeout(Duration::from_secs(5), store.append(fence, batch(&longer[130..140])));
+    appended.await.expect("an append waits for no index").expect("appends");
+    writer.rollback().await.expect("ends");
+    building.await.expect("ends");
+    assert_eq!(number(store.pool(), WITH_EVENTS_OF_PARENT).await, 1);
+    assert_eq!(
+        number(store.pool(), ATTACHED).await,
+        partitions_of(store.pool(), "blocks").await.len() as i64
+    );
+    // A new partition has it from the start.
+    store.append(fence, batch(&longer[140..])).await.expect("appends");
+    assert_eq!(number(store.pool(), WITH_EVENTS_OF_PARENT).await, 1);
+    assert_eq!(
+        number(store.pool(), ATTACHED).await,
+        partitions_of(store.pool(), "blocks").await.len() as i64
+    );
+    assert_holds(&store, &longer).await;
+    drop(store);
+
+    // The option changes nothing for a table that has the index already: no partition gets a second one.
+    let store = PgRawStore::open(backfill, None).await.expect("opens");
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.finalize(fence, Some(longer[205].block_ref()), None).await.expect("finalises");
+    let indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND tablename LIKE 'blocks_h%'";
+    let before = number(store.pool(), indexes).await;
+    while store.maintain_partitions().await.expect("maintains") {}
+    assert_eq!(number(store.pool(), indexes).await, before);
 }
 
 #[tokio::test]
-async fn transactions_get_their_index_by_place_when_a_partition_is_full() {
+async fn transactions_get_their_index_by_place_when_all_of_a_partition_is_final() {
     let Some(db) = pg::database().await else { return };
     let (store, fence) = begun(&db).await;
     let blocks = chain(0, 130, 0);
@@ -335,11 +397,12 @@ async fn transactions_get_their_index_by_place_when_a_partition_is_full() {
     }
     const BUILT: &str =
         "SELECT count(*) FROM pg_indexes WHERE schemaname = 'raw' AND indexname LIKE '%_h%_in_order'";
-    assert_eq!(number(store.pool(), BUILT).await, 0);
-    while store.maintain_partitions().await.expect("maintains") {}
-    // Two of 50 heights are full; the third is being written to.
-    assert_eq!(number(store.pool(), BUILT).await, 2);
-    assert_is_clean(&store, &blocks).await;
+    for (last_final, built) in [(48, 0), (49, 1), (120, 2)] {
+        store.finalize(fence, Some(blocks[last_final].block_ref()), None).await.expect("finalises");
+        while store.maintain_partitions().await.expect("maintains") {}
+        assert_eq!(number(store.pool(), BUILT).await, built, "final up to {last_final}");
+    }
+    assert_holds(&store, &blocks).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

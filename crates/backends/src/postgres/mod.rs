@@ -1,7 +1,7 @@
 //! PostgreSQL (15 and newer): what the raw store and the app store share, and the stores themselves.
 //!
 //! [`pool`] bounds and configures connections, [`error`] says what a failure means, [`copy`] encodes binary COPY, [`migrate`] brings
-//! a schema up to date, [`migrate_table`] makes one table anew in place, [`partition`] makes partitions by height, [`payloads`] knows which large payloads are needed. [`server`] refuses old servers, [`raw`] is the raw store, [`app`] the app store.
+//! a schema up to date, [`migrate_table`] makes one table anew in place, [`partition`] makes partitions by height, `partition_index` their indexes, [`payloads`] knows which large payloads are needed. [`server`] refuses old servers, [`raw`] is the raw store, [`app`] the app store.
 
 #[cfg(feature = "postgres")]
 pub mod app;
@@ -10,6 +10,7 @@ pub mod error;
 pub mod migrate;
 pub mod migrate_table;
 pub mod partition;
+mod partition_index;
 pub mod payloads;
 pub mod pool;
 pub mod raw;

@@ -4,10 +4,7 @@
 //! as a table of its own and then attached, under an advisory lock by table, so that neither readers nor writers of the others wait for it.
 //! Partitions that exist are never changed; another size counts from the next one on.
 //!
-//! Secondary indexes are those that no key needs. Usually the parent has them, and so has each new partition. In a backfill they are
-//! deferred: no parent has them, and [`Partitions::maintain`] builds them on each partition that is full. Opened without that
-//! option, what is missing is built and attached to the parent. Some indexes always wait until a partition is full: those that cost more
-//! with every row than they save before.
+//! Secondary indexes are those that no key needs: `partition_index.rs`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,14 +29,14 @@ pub struct PartitionedTable {
     pub heights: u64,
     /// Storage parameters of partitions, such as `fillfactor = 100`; empty for none.
     pub storage: &'static str,
-    /// Indexes beside the keys: a name that ends the index's own, and what follows `ON table`, such as `(block_height, transaction_index)`.
+    /// Indexes beside the keys, that the parent has: a name that ends the index's own, and what follows `ON table`, such as `(block_height, transaction_index)`.
     pub secondary: &'static [(&'static str, &'static str)],
     /// The same, of indexes that no parent has: each partition gets them when it is full.
     pub when_full: &'static [(&'static str, &'static str)],
 }
 
 impl PartitionedTable {
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         format!("{}.{}", self.schema, self.table)
     }
 }
@@ -90,33 +87,19 @@ impl Partitions {
         Ok(())
     }
 
-    /// One round of upkeep: partitions ahead of the next height, and one index that a full partition still lacks. Returns whether
-    /// something was made: there may be more.
+    /// Makes partitions ahead of the next height; whether it made some.
     pub async fn maintain(&self, pool: &PgPool, next: Option<Height>) -> Result<bool> {
         let Some(next) = next else { return Ok(false) };
         let mut made = false;
         for table in self.tables.iter() {
             made |= self.create(pool, table, HeightRange::one(next), self.lookahead).await? > 0;
         }
-        for table in self.tables.iter() {
-            if build_one_deferred(pool, table, next, self.deferred).await? {
-                return Ok(true);
-            }
-        }
         Ok(made)
     }
 
-    /// Makes sure that every parent has its secondary indexes, and builds and attaches those that partitions lack. Nothing where they are deferred.
-    pub async fn complete_indexes(&self, pool: &PgPool) -> Result<()> {
-        if self.deferred {
-            return Ok(());
-        }
-        for table in self.tables.iter() {
-            for (suffix, definition) in table.secondary {
-                complete_index(pool, table, suffix, definition).await?;
-            }
-        }
-        Ok(())
+    /// Whether secondary indexes wait until a partition is full.
+    pub(super) fn is_deferred(&self) -> bool {
+        self.deferred
     }
 
     /// How many partitions of each table lie wholly above the one that holds `next`.
@@ -296,93 +279,6 @@ fn parse_bound(bound: &str) -> Option<HeightRange> {
     let (from, to) = bound.strip_prefix("FOR VALUES FROM (")?.strip_suffix(")")?.split_once(") TO (")?;
     let number = |text: &str| text.trim_matches('\'').parse().ok().map(Height);
     Some(HeightRange::new(number(from)?, number(to)?))
-}
-
-async fn exists(conn: &PgConn, relation: &str) -> Result<bool> {
-    let row = conn.query_one("SELECT to_regclass($1) IS NOT NULL", &[&relation]).await?;
-    row.try_get(0).map_err(db)
-}
-
-/// Builds one index on one partition that lies wholly below `next` and lacks it.
-async fn build_one_deferred(
-    pool: &PgPool,
-    table: &PartitionedTable,
-    next: Height,
-    deferred: bool,
-) -> Result<bool> {
-    let wanted: Vec<_> = table.when_full.iter().chain(table.secondary.iter().filter(|_| deferred)).collect();
-    if wanted.is_empty() {
-        return Ok(false);
-    }
-    let mut conn = pool.begin(Isolation::ReadCommitted).await?;
-    for partition in list(&conn, table).await? {
-        if partition.heights.end() > next {
-            break;
-        }
-        for (suffix, definition) in &wanted {
-            let index = format!("{}_{suffix}", partition.name);
-            if exists(&conn, &format!("{}.{index}", table.schema)).await? {
-                continue;
-            }
-            conn.lock_until_end(&format!("cairn.partitions.{}", table.name())).await?;
-            build(&conn, table, &partition.name, &index, definition).await?;
-            conn.commit().await?;
-            return Ok(true);
-        }
-    }
-    conn.commit().await?;
-    Ok(false)
-}
-
-async fn build(
-    conn: &PgConn,
-    table: &PartitionedTable,
-    partition: &str,
-    index: &str,
-    definition: &str,
-) -> Result<()> {
-    tracing::info!(partition, index, "building an index");
-    // It takes as long as it takes; only writers of this partition wait.
-    conn.batch(&format!(
-        "SET LOCAL statement_timeout = 0; CREATE INDEX IF NOT EXISTS {index} ON {}.{partition} {definition}",
-        table.schema
-    ))
-    .await
-}
-
-async fn complete_index(
-    pool: &PgPool,
-    table: &PartitionedTable,
-    suffix: &str,
-    definition: &str,
-) -> Result<()> {
-    let schema = table.schema;
-    let parent_index = format!("{}_{suffix}", table.table);
-    loop {
-        let mut conn = pool.begin(Isolation::ReadCommitted).await?;
-        conn.lock_until_end(&format!("cairn.partitions.{}", table.name())).await?;
-        if !exists(&conn, &format!("{schema}.{parent_index}")).await? {
-            conn.batch(&format!("CREATE INDEX {parent_index} ON ONLY {} {definition}", table.name())).await?;
-        }
-        let lacking = conn
-            .query_opt(
-                "SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
-                 WHERE i.inhparent = to_regclass($1) AND NOT EXISTS ( \
-                   SELECT FROM pg_index x JOIN pg_inherits xi ON xi.inhrelid = x.indexrelid \
-                   WHERE x.indrelid = c.oid AND xi.inhparent = to_regclass($2)) ORDER BY c.oid LIMIT 1",
-                &[&table.name(), &format!("{schema}.{parent_index}")],
-            )
-            .await?;
-        let Some(row) = lacking else {
-            conn.commit().await?;
-            return Ok(());
-        };
-        let partition: String = row.try_get(0).map_err(db)?;
-        let index = format!("{partition}_{suffix}");
-        build(&conn, table, &partition, &index, definition).await?;
-        conn.batch(&format!("ALTER INDEX {schema}.{parent_index} ATTACH PARTITION {schema}.{index}")).await?;
-        conn.commit().await?;
-    }
 }
 
 #[cfg(test)]

@@ -312,6 +312,15 @@ impl PgConn {
         Ok(&self.session()?.client)
     }
 
+    /// Runs a statement that can be in no transaction and takes as long as it takes. The connection is closed afterwards, and where the caller goes away.
+    pub(crate) async fn run_last(mut self, statement: &str) -> Result<()> {
+        let Some(session) = self.session.take() else {
+            return Err(StoreError::Database("the connection was given back".into()));
+        };
+        session.client.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await.map_err(db)?;
+        session.client.batch_execute(statement).await.map_err(db)
+    }
+
     /// Commits the transaction.
     pub async fn commit(&mut self) -> Result<()> {
         self.batch("COMMIT").await?;

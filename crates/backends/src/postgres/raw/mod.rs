@@ -45,6 +45,7 @@ mod tx;
 mod view;
 mod writer;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -84,6 +85,10 @@ pub(super) struct Shared {
     statement_hook: Mutex<Option<Arc<dyn StatementHook>>>,
     /// One maintenance step at a time.
     maintaining: tokio::sync::Mutex<()>,
+    /// The fence of the ingester that acquired the store here; 0: none did.
+    fence: Arc<AtomicU64>,
+    /// Whether it was said what becomes of indexes.
+    told: AtomicBool,
 }
 
 /// Where large payloads go.
@@ -129,14 +134,9 @@ impl PgRawStore {
             migrate::migrate(&mut conn, schema::SCHEMA, schema::MIGRATIONS).await?;
         }
         head::demand_checkpoint(&conn).await?;
-        let tip = head::find(&conn).await?.and_then(|head| head.row.tip);
         drop(conn);
         let partitions =
             Partitions::new(options.partitions.tables(), options.lookahead_partitions, options.backfill);
-        if !options.read_only {
-            partitions.complete_indexes(&pool).await?;
-            partitions.maintain(&pool, tip.map(|tip| tip.height.next())).await?;
-        }
         let payloads =
             payloads.map(|store| Payloads { store, registry: PgPayloadRegistry::new(pool.clone()) });
         let shared = Shared {
@@ -149,6 +149,8 @@ impl PgRawStore {
             hook: Mutex::new(None),
             statement_hook: Mutex::new(None),
             maintaining: tokio::sync::Mutex::default(),
+            fence: Arc::default(),
+            told: AtomicBool::new(false),
         };
         Ok(PgRawStore { shared: Arc::new(shared) })
     }
@@ -181,14 +183,31 @@ impl PgRawStore {
         self.shared.partitions.ahead(&conn, next.unwrap_or_default()).await
     }
 
-    /// One round of the partition manager: partitions ahead of the tip, and in a backfill one index that a full partition still lacks. Returns whether
-    /// something was made: there may be more. Safe beside every verb, from any number of processes; to be called now and then.
+    /// One round of the partition manager: partitions ahead of the tip and, where this store, or one [beside](PgRawStore::beside) it, holds the ingester's
+    /// fence, one index that a partition still lacks. Returns whether something was made: there may be more. Safe beside every verb, from any number of
+    /// processes; to be called now and then.
     pub async fn maintain_partitions(&self) -> Result<bool> {
-        self.shared.demand_writable()?;
-        let conn = self.shared.pool.get().await?;
-        let tip = head::find(&conn).await?.and_then(|head| head.row.tip);
+        let shared = &self.shared;
+        shared.demand_writable()?;
+        let conn = shared.pool.get().await?;
+        let head = head::find(&conn).await?.map(|head| head.row);
         drop(conn);
-        self.shared.partitions.maintain(&self.shared.pool, tip.map(|tip| tip.height.next())).await
+        let tip = head.as_ref().and_then(|head| head.tip);
+        let made = shared.partitions.maintain(&shared.pool, tip.map(|tip| tip.height.next())).await?;
+        // Whoever else has the store open may have been told something else about indexes.
+        let Some(head) =
+            head.filter(|head| head.fence.0 != 0 && head.fence.0 == shared.fence.load(Ordering::Acquire))
+        else {
+            return Ok(made);
+        };
+        if !shared.told.swap(true, Ordering::AcqRel) {
+            for sentence in shared.partitions.describe_indexes(&shared.pool).await? {
+                tracing::info!("{sentence}");
+            }
+        }
+        let final_tip =
+            head.tip.zip(head.finalized).map(|(tip, finalized)| tip.height.min(finalized.height).next());
+        Ok(shared.partitions.build_one_index(&shared.pool, final_tip.unwrap_or_default()).await? || made)
     }
 
     /// Sets or removes a hook that is told of every commit and may break it: `before` an error makes the transaction roll back,
@@ -220,6 +239,8 @@ impl Shared {
             hook: Mutex::new(None),
             statement_hook: Mutex::new(None),
             maintaining: tokio::sync::Mutex::default(),
+            fence: self.fence.clone(),
+            told: AtomicBool::new(false),
         }
     }
 

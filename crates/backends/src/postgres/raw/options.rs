@@ -111,7 +111,7 @@ pub struct PgRawOptions {
     pub partitions: PartitionSizes,
     /// How many partitions there are at least above the one that is written to.
     pub lookahead_partitions: u64,
-    /// Only the keys have indexes; the others are built on each partition when it is full.
+    /// Only the keys have indexes; the others are built on each partition when it is full and final. Counts for a table that has had no partition without it.
     pub backfill: bool,
     /// A transaction's or event's bytes that are longer go to object storage, where there is one.
     pub payload_inline_max_bytes: u64,

@@ -1,6 +1,7 @@
 //! The ingester's verbs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Fence, Height, HeightRange};
@@ -34,11 +35,13 @@ impl RawWriter for PgRawStore {
             // Objects of two stores in one place would be collected by each other.
             payloads.store.claim(&owner(&head.info.uuid)).await?;
         }
+        self.shared.partitions.begin_indexes(&self.shared.pool).await?;
         Ok(head)
     }
 
     async fn acquire(&self) -> Result<HeadRow> {
-        self.shared
+        let head = self
+            .shared
             .commit("acquire", |tx| {
                 Box::pin(async move {
                     let mut head = head::lock(tx).await?;
@@ -47,7 +50,9 @@ impl RawWriter for PgRawStore {
                     Ok(head.row)
                 })
             })
-            .await
+            .await?;
+        self.shared.fence.store(head.fence.0, Ordering::Release);
+        Ok(head)
     }
 
     async fn append(&self, fence: Fence, batch: AppendBatch) -> Result<HeadRow> {
