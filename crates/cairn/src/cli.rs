@@ -182,7 +182,7 @@ pub struct LeasesArgs {
 /// What to do with leases.
 #[derive(Debug, Subcommand)]
 pub enum LeasesCommand {
-    /// List them.
+    /// List them: ranges of blocks that are filled ahead of the head first, by the name of `raw`, all of them.
     List {
         /// Of this worker only.
         #[arg(long, value_name = "NAME")]
@@ -202,14 +202,36 @@ pub enum LeasesCommand {
     },
     /// Free a failed or dead one: its attempts count from 0 again, and it is taken next.
     Retry {
-        /// Its number.
-        id: u64,
+        /// Its number, or `raw:HEIGHT` of a range of blocks.
+        #[arg(value_parser = LeaseId::parse)]
+        id: LeaseId,
     },
     /// Take an active one from its holder, whose next commit then fails.
     Release {
-        /// Its number.
-        id: u64,
+        /// Its number, or `raw:HEIGHT` of a range of blocks.
+        #[arg(value_parser = LeaseId::parse)]
+        id: LeaseId,
     },
+}
+
+/// Which lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseId {
+    /// One of derived work, by its number.
+    Derived(u64),
+    /// One of blocks, by its first height.
+    Raw(u64),
+}
+
+impl LeaseId {
+    /// `12`, or `raw:4000`.
+    fn parse(text: &str) -> Result<LeaseId, String> {
+        let (make, number): (fn(u64) -> LeaseId, &str) = match text.strip_prefix("raw:") {
+            Some(height) => (LeaseId::Raw, height),
+            None => (LeaseId::Derived, text),
+        };
+        number.parse().map(make).map_err(|_| "not a lease's number, nor raw: and its first height".to_owned())
+    }
 }
 
 /// `cairn workers`.

@@ -545,6 +545,40 @@ fn p08_errors_and_mends_go_over_other_connections_than_blocks() {
     assert!(service.stop().0.success());
 }
 
+/// A range that failed too often is taken by nobody, told of, and filled once an operator has freed it.
+#[test]
+fn a_dead_range_of_blocks_waits_for_an_operator() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 40);
+    fill(dir.path(), None, &node);
+    node.state().head = 60;
+    sqlite(
+        dir.path(),
+        "raw.sqlite",
+        "INSERT INTO raw_leases VALUES (41, 51, 2, 'somebody', 3, 0, 20, 41, 41, NULL, NULL)",
+    );
+    let start = || {
+        let mut command = at(dir.path(), None);
+        command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50"]);
+        Service::start(&mut command)
+    };
+    let mut service = start();
+    service.until("it is told of", |service| {
+        service.get("/metrics").1.contains("cairn_raw_dead_leases 1")
+            && service.log().contains("CRITICAL")
+            && service.log().contains("cairn leases retry raw:41")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(service.height(), Some(40));
+    assert!(service.stop().0.success());
+    let told = end_of(at(dir.path(), None).args(["leases", "retry", "raw:41", "--data", "archive"])).well();
+    assert!(told.contains("FAILED"), "{told}");
+    let mut service = start();
+    service.until("all is stored", |service| service.height() == Some(60));
+    assert!(service.get("/metrics").1.contains("cairn_raw_dead_leases 0"));
+    assert!(service.stop().0.success());
+}
+
 /// The only file in the folders of payloads whose name contains `part`.
 fn object_file(root: &Path, part: &str) -> Option<PathBuf> {
     let mut folders = vec![root.join("payloads")];
@@ -807,6 +841,30 @@ fn operators_commands(server: Option<&Server>) {
     change(dir, server, "app", &active);
     let told = run(&["leases", "release", &id]).well();
     assert!(told.contains("FAILED"), "{told}");
+
+    // A dead range of blocks.
+    let (leases, failed, active) = match server {
+        Some(_) => ("@leases", "'FAILED'", "'ACTIVE'"),
+        None => ("@raw_leases", "2", "0"),
+    };
+    let insert =
+        format!("INSERT INTO {leases} VALUES (60, 70, {failed}, 'somebody', 3, 0, 20, 60, 60, NULL, NULL)");
+    change(dir, server, "raw", &insert);
+    let told = run(&["leases", "list", "--dead"]).well();
+    assert!(told.contains("raw:60") && told.contains("DEAD") && told.contains("somebody"), "{told}");
+    assert!(run(&["leases", "list", "--worker", "raw", "--status", "FAILED"]).well().contains("raw:60"));
+    assert_eq!(run(&["leases", "list", "--worker", "raw", "--status", "ACTIVE"]).well(), "no leases\n");
+    assert!(run(&["leases", "release", "raw:60"]).badly().contains("is not ACTIVE"));
+    assert!(run(&["leases", "retry", "raw:61"]).badly().contains("not there"));
+    assert!(run(&["leases", "retry", "blocks:60"]).badly().contains("not a lease's number"));
+    let told = run(&["leases", "retry", "raw:60"]).well();
+    assert!(told.contains("FAILED") && !told.contains("DEAD"), "{told}");
+    assert_eq!(run(&["leases", "list", "--dead"]).well(), "no leases\n");
+    let status = if server.is_some() { "status" } else { "state" };
+    change(dir, server, "raw", &format!("UPDATE {leases} SET {status} = {active}"));
+    let told = run(&["leases", "release", "raw:60"]).well();
+    assert!(told.contains("FAILED"), "{told}");
+    change(dir, server, "raw", &format!("DELETE FROM {leases}"));
 
     // Errors of a worker whose heights stand by themselves, and of one that folds.
     let (odd, id_of_block) = match server {

@@ -1,9 +1,9 @@
 //! What the raw store lacks of what the node has: stretches of heights from the archive's first block up to the node's head.
 //!
 //! The upper bound is asked of the node by itself, so that a gap shows though the ingester stands still (I05). A gap is closed by the transaction that stores its
-//! blocks: there is no list that could say something else than the store.
+//! blocks: there is no list that could say something else than the store. Ranges that failed too often, and so are filled by nobody, are named beside.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +68,9 @@ impl GapAges {
     }
 }
 
+/// After which time a range that waits for an operator is named again, in milliseconds.
+const TELL_AGAIN_MS: u64 = 60_000;
+
 /// Why there was no look.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
@@ -97,7 +100,17 @@ impl GapWatch {
     /// Looks until told to stop. What can't be looked at keeps its last value and is looked at again.
     pub async fn run(self, stop: CancellationToken) {
         let mut ages = GapAges::default();
+        let mut told = BTreeMap::new();
         loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                looked = self.look_for_dead(&mut told) => {
+                    if let Err(error) = looked {
+                        tracing::debug!(%error, "it can't be said now which ranges wait for an operator");
+                    }
+                }
+            }
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -113,6 +126,37 @@ impl GapWatch {
                 () = tokio::time::sleep(self.every) => {}
             }
         }
+    }
+
+    /// Counts ranges that failed too often, and names each when it is found and now and then again. Asks no node: it may be away.
+    async fn look_for_dead(&self, told: &mut BTreeMap<Height, u64>) -> Result<(), StoreError> {
+        let snapshot = match self.store.snapshot().await {
+            Ok(snapshot) => snapshot,
+            // Nobody has made it yet.
+            Err(StoreError::Invalid(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut dead = snapshot.raw_leases().await?;
+        drop(snapshot);
+        dead.retain(RawLease::is_dead);
+        metrics::gauge!("cairn_raw_dead_leases").set(dead.len() as f64);
+        told.retain(|start, _| dead.iter().any(|lease| lease.range.start() == *start));
+        let now_ms = self.clock.now_ms();
+        for lease in &dead {
+            let start = lease.range.start();
+            if told.get(&start).is_some_and(|at_ms| now_ms.saturating_sub(*at_ms) < TELL_AGAIN_MS) {
+                continue;
+            }
+            told.insert(start, now_ms);
+            tracing::error!(
+                range = %lease.range,
+                done_to = %lease.done_to,
+                attempt = lease.attempt,
+                owner = lease.owner,
+                "CRITICAL: a range of blocks failed too often to be filled, and the archive can't go on above it. Mend the cause, then `cairn leases retry raw:{start}`"
+            );
+        }
+        Ok(())
     }
 
     async fn look(&self, ages: &mut GapAges) -> Result<(), LookError> {

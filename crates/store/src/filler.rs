@@ -7,7 +7,8 @@
 //!
 //! `attempt` counts consecutive bad ends without movement of `done_to`, once each, whoever notices: [`RawFiller::release`] with `bad_end`, or the
 //! claim that finds the lease expired, adds one where `done_to` has not moved since the lease was claimed; a fill that moves it
-//! sets it to 0. A broken seam adds one too.
+//! sets it to 0. A broken seam adds one too. A lease that failed with `attempt` at [`MAX_ATTEMPTS`] or above is dead: no claim takes it, and what it lacks is not
+//! filled, until an operator frees it by [`RawFiller::retry_range`].
 //!
 //! Fences decide alone: an expired lease that nobody claimed again may still be filled by its holder, which renews it. A
 //! lease that is given back or given up takes a new fence, so that its holder can't go on; a fence that isn't the lease's, or a
@@ -16,6 +17,7 @@
 use async_trait::async_trait;
 use cairn_core::{BlockId, Fence, Height, HeightRange, RawBlock};
 
+use crate::derived::MAX_ATTEMPTS;
 use crate::{HeadRow, Result};
 
 /// The state of a lease.
@@ -52,6 +54,13 @@ pub struct RawLease {
     pub first_parent: Option<BlockId>,
 }
 
+impl RawLease {
+    /// Failed so often that only an operator frees it.
+    pub fn is_dead(&self) -> bool {
+        self.state == RawLeaseState::Failed && self.attempt >= MAX_ATTEMPTS
+    }
+}
+
 /// Filling ahead of the head.
 #[async_trait]
 pub trait RawFiller: Send + Sync {
@@ -59,6 +68,8 @@ pub trait RawFiller: Send + Sync {
     /// expired lease first, lowest first; else a new range that begins where the last one ends (or above the tip), ends at the
     /// next multiple of `range_heights`, and not above `stop_exclusive`, which is at most the height after the one that the source calls
     /// final. `None`: nothing to do.
+    ///
+    /// A dead lease is passed over. An expired one that is dead by this attempt is failed, under a new fence, and passed over too.
     ///
     /// A lease that begins at or above `stop_exclusive` is left alone; one that begins below it is claimed whole. There are
     /// no new ranges before the first block and while a purge is pending. `range_heights` of 0 is
@@ -84,6 +95,13 @@ pub trait RawFiller: Send + Sync {
     /// Gives a lease back before it is complete; `bad_end` counts an attempt where `done_to` has not moved since the claim.
     /// A completed lease stays completed.
     async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()>;
+
+    /// An operator frees the failed or dead lease that begins at `start`: its attempts count from 0 again. `None`: there is no such lease, or it isn't failed.
+    async fn retry_range(&self, start: Height) -> Result<Option<RawLease>>;
+
+    /// An operator takes the active lease that begins at `start` from its holder: failed under a new fence, uncounted. `None`: there is no such lease, or it
+    /// isn't active.
+    async fn release_range(&self, start: Height) -> Result<Option<RawLease>>;
 
     /// Moves the head over filled heights as far as they join: to `done_to` and `last_id` of the lease whose `first_parent` is
     /// the tip, and on. Deletes leases that it passed whole. A seam that doesn't link stops it with

@@ -45,6 +45,8 @@ enum Bug {
     ClaimIgnoresTheStop,
     ClaimIgnoresTheTime,
     ClaimForgetsTheOwner,
+    ClaimTakesTheDead,
+    RetryForgetsToCountAnew,
     FillInTwoTransactions,
     FillDoesNotRenew,
     ReleaseForgetsBadEnds,
@@ -76,7 +78,7 @@ enum Bug {
 
 use Bug::*;
 
-const BUGS: [Bug; 49] = [
+const BUGS: [Bug; 51] = [
     AcquireKeepsTheFence,
     AppendIgnoresTheFence,
     FinalizeIgnoresTheFence,
@@ -101,6 +103,8 @@ const BUGS: [Bug; 49] = [
     ClaimIgnoresTheStop,
     ClaimIgnoresTheTime,
     ClaimForgetsTheOwner,
+    ClaimTakesTheDead,
+    RetryForgetsToCountAnew,
     FillInTwoTransactions,
     FillDoesNotRenew,
     ReleaseForgetsBadEnds,
@@ -288,6 +292,14 @@ impl RawFiller for Buggy {
             ClaimIgnoresTheStop => self.inner.claim_range(owner, ttl_ms, heights, stop + 1).await,
             ClaimIgnoresTheTime => self.inner.claim_range(owner, u64::MAX, heights, stop).await,
             ClaimForgetsTheOwner => self.inner.claim_range("", ttl_ms, heights, stop).await,
+            ClaimTakesTheDead => {
+                for lease in self.inner.snapshot().await?.raw_leases().await? {
+                    if lease.is_dead() {
+                        self.inner.retry_range(lease.range.start()).await?;
+                    }
+                }
+                self.inner.claim_range(owner, ttl_ms, heights, stop).await
+            }
             _ => self.inner.claim_range(owner, ttl_ms, heights, stop).await,
         }
     }
@@ -306,6 +318,18 @@ impl RawFiller for Buggy {
         let lease = self.lease(lease, ReleaseIgnoresTheFence).await;
         let bad_end = (bad_end && !self.has(ReleaseForgetsBadEnds)) || self.has(ReleaseCountsGoodEnds);
         self.inner.release(&lease, bad_end).await
+    }
+
+    async fn retry_range(&self, start: Height) -> Result<Option<RawLease>> {
+        if self.has(RetryForgetsToCountAnew) {
+            let leases = self.inner.snapshot().await?.raw_leases().await?;
+            return Ok(leases.into_iter().find(|lease| lease.range.start() == start));
+        }
+        self.inner.retry_range(start).await
+    }
+
+    async fn release_range(&self, start: Height) -> Result<Option<RawLease>> {
+        self.inner.release_range(start).await
     }
 
     async fn advance(&self, fence: Fence) -> Result<HeadRow> {

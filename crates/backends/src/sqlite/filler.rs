@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use cairn_core::{BlockId, BlockRef, Fence, Height, HeightRange, RawBlock};
+use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError};
 use rusqlite::{Connection, Row, params};
 
@@ -129,8 +130,9 @@ impl RawFiller for SqliteStore {
                 let mut head = head::read(tx)?;
                 let leases = read_leases(tx)?;
                 let new_range = new_range(&head, leases.last(), range_heights, stop_exclusive);
-                let reclaimed = to_reclaim(leases, now_ms, stop_exclusive);
+                let reclaimed = to_reclaim(tx, &mut head, leases, now_ms, stop_exclusive)?;
                 let Some(mut row) = reclaimed.or_else(|| new_range.map(LeaseRow::fresh)) else {
+                    head.write(tx)?;
                     return Ok(None);
                 };
                 row.lease.state = RawLeaseState::Active;
@@ -178,6 +180,33 @@ impl RawFiller for SqliteStore {
         .await
     }
 
+    async fn retry_range(&self, start: Height) -> Result<Option<RawLease>> {
+        self.write(move |shared| {
+            shared.commit("retry_range", |tx, _| {
+                let Some(mut row) = lease_in(tx, start, RawLeaseState::Failed)? else { return Ok(None) };
+                row.lease.attempt = 0;
+                row.write(tx)?;
+                Ok(Some(row.lease))
+            })
+        })
+        .await
+    }
+
+    async fn release_range(&self, start: Height) -> Result<Option<RawLease>> {
+        self.write(move |shared| {
+            let now_ms = shared.now_ms();
+            shared.commit("release_range", |tx, _| {
+                let mut head = head::read(tx)?;
+                let Some(mut row) = lease_in(tx, start, RawLeaseState::Active)? else { return Ok(None) };
+                row.give_back(&mut head, now_ms);
+                row.write(tx)?;
+                head.write(tx)?;
+                Ok(Some(row.lease))
+            })
+        })
+        .await
+    }
+
     async fn advance(&self, fence: Fence) -> Result<HeadRow> {
         self.write(move |shared| {
             let now_ms = shared.now_ms();
@@ -195,19 +224,38 @@ impl RawFiller for SqliteStore {
     }
 }
 
-/// The lowest lease that failed or expired. An expired one that has not moved counts one attempt more.
-fn to_reclaim(leases: Vec<LeaseRow>, now_ms: u64, stop_exclusive: Height) -> Option<LeaseRow> {
+/// The lowest lease that failed or expired and isn't dead. An expired one that has not moved counts one attempt more, and may be dead by that.
+fn to_reclaim(
+    conn: &Connection,
+    head: &mut Head,
+    leases: Vec<LeaseRow>,
+    now_ms: u64,
+    stop_exclusive: Height,
+) -> Result<Option<LeaseRow>> {
     let is_free = |row: &LeaseRow| match row.lease.state {
-        RawLeaseState::Failed => true,
+        RawLeaseState::Failed => !row.lease.is_dead(),
         RawLeaseState::Active => row.lease.expires_at_ms <= now_ms,
         RawLeaseState::Completed => false,
     };
-    let mut row =
-        leases.into_iter().take_while(|row| row.lease.range.start() < stop_exclusive).find(is_free)?;
-    if row.lease.state == RawLeaseState::Active && !row.has_moved() {
-        row.lease.attempt += 1;
+    let below = leases.into_iter().take_while(|row| row.lease.range.start() < stop_exclusive);
+    for mut row in below.filter(is_free) {
+        if row.lease.state == RawLeaseState::Active && !row.has_moved() {
+            row.lease.attempt += 1;
+            if row.lease.attempt >= MAX_ATTEMPTS {
+                row.give_back(head, now_ms);
+                row.write(conn)?;
+                continue;
+            }
+        }
+        return Ok(Some(row));
     }
-    Some(row)
+    Ok(None)
+}
+
+/// The lease that begins at `start`, where it is in this state.
+fn lease_in(conn: &Connection, start: Height, wanted: RawLeaseState) -> Result<Option<LeaseRow>> {
+    let is_it = |row: &LeaseRow| row.lease.range.start() == start && row.lease.state == wanted;
+    Ok(read_leases(conn)?.into_iter().find(is_it))
 }
 
 /// The heights of a new lease, above the tip and every other lease.

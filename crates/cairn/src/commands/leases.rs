@@ -1,23 +1,27 @@
-//! `cairn leases`: ranges of derived work.
+//! `cairn leases`: ranges of derived work, and of blocks that are filled ahead of the head.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use cairn_core::Height;
 use cairn_store::derived::{LeaseFilter, LeaseStatus, WorkerLease};
+use cairn_store::{RawLease, RawLeaseState};
 
-use crate::cli::{LeasesArgs, LeasesCommand};
-use crate::config::{self, Overrides};
+use crate::cli::{LeaseId, LeasesArgs, LeasesCommand};
+use crate::config::{self, Config, Overrides};
 use crate::output::more;
 use crate::stores::{self, Access};
 use crate::{derive, output};
+
+/// The name under which ranges of blocks are listed.
+const RAW: &str = "raw";
 
 /// Lists, frees or takes away.
 pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()> {
     let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
         LeasesCommand::List { worker, status, dead, limit, after } => {
-            let app = stores::open_app(&config, derive::catalog(&config)?, Access::Read).await?;
             let filter = LeaseFilter {
                 service: worker.clone(),
                 status: status.as_deref().and_then(LeaseStatus::parse),
@@ -25,31 +29,124 @@ pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()
                 after_id: *after,
                 limit: *limit,
             };
-            let leases = app.snapshot().await?.leases(&filter).await?;
-            Ok(output::print(
-                &(table(&leases)? + &more(leases.last().map(|lease| lease.id), leases.len(), *limit)),
-            )?)
+            Ok(output::print(&list(&config, &filter).await?)?)
         }
         LeasesCommand::Retry { id } => {
-            let app = derive::open_for_command(&config).await?;
-            match app.retry_lease(*id).await? {
-                Some(lease) => Ok(output::print(&table(&[lease])?)?),
-                None => bail!("lease {id} is not FAILED, or not there; `cairn leases list` shows them"),
-            }
+            let found = match id {
+                LeaseId::Raw(start) => {
+                    let raw = stores::open_raw(&config, Access::Write).await?;
+                    raw.retry_range(Height(*start)).await?.map(|lease| Line::of_raw(&lease))
+                }
+                LeaseId::Derived(id) => {
+                    let app = derive::open_for_command(&config).await?;
+                    app.retry_lease(*id).await?.map(|lease| Line::of_derived(&lease))
+                }
+            };
+            tell(found, *id, "FAILED")
         }
         LeasesCommand::Release { id } => {
-            let app = derive::open_for_command(&config).await?;
-            match app.release_lease(*id).await? {
-                Some(lease) => Ok(output::print(&table(&[lease])?)?),
-                None => bail!("lease {id} is not ACTIVE, or not there; `cairn leases list` shows them"),
-            }
+            let found = match id {
+                LeaseId::Raw(start) => {
+                    let raw = stores::open_raw(&config, Access::Write).await?;
+                    raw.release_range(Height(*start)).await?.map(|lease| Line::of_raw(&lease))
+                }
+                LeaseId::Derived(id) => {
+                    let app = derive::open_for_command(&config).await?;
+                    app.release_lease(*id).await?.map(|lease| Line::of_derived(&lease))
+                }
+            };
+            tell(found, *id, "ACTIVE")
         }
     }
 }
 
-fn table(leases: &[WorkerLease]) -> anyhow::Result<String> {
+fn tell(found: Option<Line>, id: LeaseId, demanded: &str) -> anyhow::Result<()> {
+    let id = match id {
+        LeaseId::Derived(id) => id.to_string(),
+        LeaseId::Raw(start) => format!("{RAW}:{start}"),
+    };
+    match found {
+        Some(line) => Ok(output::print(&table(&[line])?)?),
+        None => bail!("lease {id} is not {demanded}, or not there; `cairn leases list` shows them"),
+    }
+}
+
+/// Ranges of blocks, which are never many, on the first page; then those of derived work.
+async fn list(config: &Config, filter: &LeaseFilter) -> anyhow::Result<String> {
+    let mut lines = Vec::new();
+    if filter.after_id == 0 && filter.service.as_deref().is_none_or(|service| service == RAW) {
+        let raw = stores::open_raw(config, Access::Read).await?;
+        let leases = raw.snapshot().await?.raw_leases().await?;
+        let wanted = leases.iter().filter(|lease| {
+            (!filter.dead || lease.is_dead())
+                && filter.status.is_none_or(|status| status.as_str() == state(lease.state))
+        });
+        lines.extend(wanted.map(Line::of_raw));
+    }
+    let mut rest = String::new();
+    if filter.service.as_deref() != Some(RAW) {
+        let app = stores::open_app(config, derive::catalog(config)?, Access::Read).await?;
+        let leases = app.snapshot().await?.leases(filter).await?;
+        rest = more(leases.last().map(|lease| lease.id), leases.len(), filter.limit);
+        lines.extend(leases.iter().map(Line::of_derived));
+    }
+    Ok(table(&lines)? + &rest)
+}
+
+const fn state(state: RawLeaseState) -> &'static str {
+    match state {
+        RawLeaseState::Active => "ACTIVE",
+        RawLeaseState::Completed => "COMPLETED",
+        RawLeaseState::Failed => "FAILED",
+    }
+}
+
+/// What is shown of one.
+struct Line {
+    id: String,
+    worker: String,
+    kind: &'static str,
+    status: String,
+    range: cairn_core::HeightRange,
+    done_to: Height,
+    attempt: u32,
+    owner: String,
+    last_error: String,
+}
+
+impl Line {
+    fn of_derived(lease: &WorkerLease) -> Line {
+        Line {
+            id: lease.id.to_string(),
+            worker: lease.service.clone(),
+            kind: lease.kind.as_str(),
+            status: if lease.is_dead() { "DEAD".into() } else { lease.status.to_string() },
+            range: lease.range,
+            done_to: lease.done_to,
+            attempt: lease.attempt,
+            owner: lease.owner.clone(),
+            last_error: lease.last_error.clone(),
+        }
+    }
+
+    fn of_raw(lease: &RawLease) -> Line {
+        Line {
+            id: format!("{RAW}:{}", lease.range.start()),
+            worker: RAW.into(),
+            kind: "fill",
+            status: if lease.is_dead() { "DEAD".into() } else { state(lease.state).into() },
+            range: lease.range,
+            done_to: lease.done_to,
+            attempt: lease.attempt,
+            owner: lease.owner.clone(),
+            last_error: String::new(),
+        }
+    }
+}
+
+fn table(lines: &[Line]) -> anyhow::Result<String> {
     let mut out = String::new();
-    if leases.is_empty() {
+    if lines.is_empty() {
         return Ok("no leases\n".into());
     }
     writeln!(
@@ -58,23 +155,22 @@ fn table(leases: &[WorkerLease]) -> anyhow::Result<String> {
         "id", "worker", "kind", "status", "from", "to", "done to", "attempt"
     )
     .context("can't be shown")?;
-    for lease in leases {
-        let status = if lease.is_dead() { "DEAD".into() } else { lease.status.to_string() };
+    for line in lines {
         writeln!(
             out,
             "{:>8} {:<22} {:<8} {:<10} {:>12} {:>12} {:>12} {:>7}  {}",
-            lease.id,
-            lease.service,
-            lease.kind.as_str(),
-            status,
-            lease.range.start(),
-            lease.range.end(),
-            lease.done_to,
-            lease.attempt,
-            lease.owner
+            line.id,
+            line.worker,
+            line.kind,
+            line.status,
+            line.range.start(),
+            line.range.end(),
+            line.done_to,
+            line.attempt,
+            line.owner
         )?;
-        if !lease.last_error.is_empty() {
-            writeln!(out, "         {}", lease.last_error.lines().next().unwrap_or_default())?;
+        if !line.last_error.is_empty() {
+            writeln!(out, "         {}", line.last_error.lines().next().unwrap_or_default())?;
         }
     }
     Ok(out)

@@ -113,7 +113,7 @@ impl Ingester {
             return Ok(if worked || shutdown.is_cancelled() {
                 Turn::Moved
             } else {
-                Turn::Unsettled("ranges are still leased to another process".into())
+                Turn::Unsettled(self.why_nothing_was_filled().await?)
             });
         };
         session.seam_attempts += 1;
@@ -125,6 +125,19 @@ impl Ingester {
         // Either side may have come from a node on a dead fork. The range above is given up already; whether the tip stands
         // is a question of its own.
         self.resolve_fork(session, &head, heads, None).await
+    }
+
+    async fn why_nothing_was_filled(&self) -> Result<String, IngestError> {
+        let leases = self.store.snapshot().await?.raw_leases().await?;
+        Ok(match leases.iter().find(|lease| lease.is_dead()) {
+            Some(dead) => format!(
+                "heights {} failed {} times and wait for an operator: `cairn leases retry raw:{}`",
+                dead.range,
+                dead.attempt,
+                dead.range.start()
+            ),
+            None => "ranges are still leased to another process".into(),
+        })
     }
 
     /// Claims and fills until there is nothing to claim. Says whether it filled anything.

@@ -8,6 +8,7 @@ use cairn_core::{BlockRef, Fence, Height, HeightRange, RawBlock};
 use super::MemoryStore;
 use super::state::{LeaseRow, State};
 use super::writer::{common_of, demand_finality};
+use crate::derived::MAX_ATTEMPTS;
 use crate::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, check_batch};
 
 #[async_trait]
@@ -58,6 +59,24 @@ impl RawFiller for MemoryStore {
         })
     }
 
+    async fn retry_range(&self, start: Height) -> Result<Option<RawLease>> {
+        self.commit("retry_range", |state| {
+            Ok(lease_in(state, start, RawLeaseState::Failed)?.map(|mut row| {
+                row.lease.attempt = 0;
+                put_lease(state, row.clone());
+                row.lease
+            }))
+        })
+    }
+
+    async fn release_range(&self, start: Height) -> Result<Option<RawLease>> {
+        let now_ms = self.now_ms();
+        self.commit("release_range", |state| {
+            let Some(row) = lease_in(state, start, RawLeaseState::Active)? else { return Ok(None) };
+            Ok(Some(give_back(state, row, now_ms)))
+        })
+    }
+
     async fn advance(&self, fence: Fence) -> Result<HeadRow> {
         let now_ms = self.now_ms();
         // A broken seam is an answer and a commit at once: the head moved below it, and the range above was given up.
@@ -66,22 +85,34 @@ impl RawFiller for MemoryStore {
     }
 }
 
-/// The lowest lease that failed or expired. An expired one that has not moved counts one attempt more.
-fn to_reclaim(state: &State, now_ms: u64, stop_exclusive: Height) -> Option<LeaseRow> {
-    let mut row = state
-        .leases
-        .range(..stop_exclusive)
-        .map(|(_, row)| row)
-        .find(|row| match row.lease.state {
-            RawLeaseState::Failed => true,
-            RawLeaseState::Active => row.lease.expires_at_ms <= now_ms,
-            RawLeaseState::Completed => false,
-        })?
-        .clone();
-    if row.lease.state == RawLeaseState::Active && !row.has_moved() {
-        row.lease.attempt += 1;
+/// The lowest lease that failed or expired and isn't dead. An expired one that has not moved counts one attempt more, and may be dead by that.
+fn to_reclaim(state: &mut State, now_ms: u64, stop_exclusive: Height) -> Option<LeaseRow> {
+    loop {
+        let mut row = state
+            .leases
+            .range(..stop_exclusive)
+            .map(|(_, row)| row)
+            .find(|row| match row.lease.state {
+                RawLeaseState::Failed => !row.lease.is_dead(),
+                RawLeaseState::Active => row.lease.expires_at_ms <= now_ms,
+                RawLeaseState::Completed => false,
+            })?
+            .clone();
+        if row.lease.state == RawLeaseState::Active && !row.has_moved() {
+            row.lease.attempt += 1;
+            if row.lease.attempt >= MAX_ATTEMPTS {
+                give_back(state, row, now_ms);
+                continue;
+            }
+        }
+        return Some(row);
     }
-    Some(row)
+}
+
+/// The lease that begins at `start`, where it is in this state.
+fn lease_in(state: &State, start: Height, wanted: RawLeaseState) -> Result<Option<LeaseRow>> {
+    state.head()?;
+    Ok(state.leases.get(&start).filter(|row| row.lease.state == wanted).cloned())
 }
 
 /// The heights of a new lease, above the tip and every other lease.
@@ -124,11 +155,13 @@ fn claim(state: &mut State, mut row: LeaseRow, owner: &str, expires_at_ms: u64) 
 }
 
 /// Back to `Failed`, under a new fence, so that whoever held it can't go on.
-fn give_back(state: &mut State, mut row: LeaseRow, now_ms: u64) {
+fn give_back(state: &mut State, mut row: LeaseRow, now_ms: u64) -> RawLease {
     row.lease.state = RawLeaseState::Failed;
     row.lease.fence = state.next_fence();
     row.lease.expires_at_ms = now_ms;
+    let lease = row.lease.clone();
     put_lease(state, row);
+    lease
 }
 
 fn put_lease(state: &mut State, row: LeaseRow) {

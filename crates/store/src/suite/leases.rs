@@ -8,6 +8,7 @@ use super::blocks::{chain, fork};
 use super::check::{Failure, holds, is_fenced, is_invalid, refused, same};
 use super::subject::{START_MS, Subject};
 use super::{Case, CaseResult, StoreFactory};
+use crate::derived::MAX_ATTEMPTS;
 use crate::{RawLease, RawLeaseState, StoreError};
 
 /// How long claims last here.
@@ -27,6 +28,8 @@ pub(super) fn cases() -> Vec<Case> {
         l01_a_zombie_filler_changes_nothing,
         an_expired_lease_that_nobody_claimed_still_belongs_to_its_holder,
         attempts_count_bad_ends_without_movement,
+        a_range_that_failed_too_often_waits_for_an_operator,
+        an_operator_takes_a_range_from_its_holder,
         a_lease_that_was_given_back_goes_on_where_it_stood,
         a_completed_lease_is_neither_claimed_nor_given_back,
         fences_grow_over_the_head_and_all_leases,
@@ -269,6 +272,61 @@ async fn attempts_count_bad_ends_without_movement(factory: Arc<dyn StoreFactory>
     subject.store.fill(&lease, part(&blocks, 6, 7), TTL_MS).await?;
     subject.clock.advance_ms(TTL_MS);
     same("expired after movement", claim(&subject, "b").await?.attempt, 0)
+}
+
+async fn a_range_that_failed_too_often_waits_for_an_operator(factory: Arc<dyn StoreFactory>) -> CaseResult {
+    let (subject, blocks) = backfill(&factory).await?;
+    // One that is given back badly, and one that expires.
+    for n in 1..=MAX_ATTEMPTS {
+        let lease = claim(&subject, "a").await?;
+        same("the range", (lease.range, lease.attempt), (heights(5, 10), n - 1))?;
+        subject.store.release(&lease, true).await?;
+    }
+    let dead = subject.first_lease().await?;
+    same("the dead one", (dead.state, dead.attempt), (RawLeaseState::Failed, MAX_ATTEMPTS))?;
+    holds(dead.is_dead(), "it is not dead")?;
+    let mut held = claim(&subject, "b").await?;
+    for n in 1..MAX_ATTEMPTS {
+        same("the next range", (held.range, held.attempt), (heights(10, 20), n - 1))?;
+        subject.clock.advance_ms(TTL_MS);
+        held = claim(&subject, "b").await?;
+    }
+    subject.clock.advance_ms(TTL_MS);
+    same("the range after both", claim(&subject, "c").await?.range, heights(20, 30))?;
+    let leases = subject.leases().await?;
+    let two: Vec<_> = leases[..2].iter().map(|lease| (lease.range, lease.is_dead())).collect();
+    same("the dead ones", two, vec![(heights(5, 10), true), (heights(10, 20), true)])?;
+    let before = subject.freeze().await?;
+    let late = subject.store.fill(&held, part(&blocks, 10, 12), TTL_MS).await;
+    refused("a fill of the one that died", late, is_fenced)?;
+    subject.is_still(&before).await?;
+    same("the head stays", subject.store.advance(subject.fence).await?.tip, Some(blocks[4].block_ref()))?;
+    // Freed, they count from 0 again.
+    same("none begins there", subject.store.retry_range(Height(6)).await?, None)?;
+    same("an active one", subject.store.retry_range(Height(20)).await?, None)?;
+    let freed = subject.store.retry_range(Height(5)).await?;
+    same("freed", freed.map(|lease| (lease.state, lease.attempt)), Some((RawLeaseState::Failed, 0)))?;
+    let lease = claim(&subject, "d").await?;
+    same("the range that was freed", (lease.range, lease.attempt), (heights(5, 10), 0))?;
+    subject.store.fill(&lease, part(&blocks, 5, 10), TTL_MS).await?;
+    same("the head", subject.store.advance(subject.fence).await?.tip, Some(blocks[9].block_ref()))
+}
+
+async fn an_operator_takes_a_range_from_its_holder(factory: Arc<dyn StoreFactory>) -> CaseResult {
+    let (subject, blocks) = backfill(&factory).await?;
+    let lease = claim(&subject, "a").await?;
+    let lease = subject.store.fill(&lease, part(&blocks, 5, 7), TTL_MS).await?;
+    same("none begins there", subject.store.release_range(Height(7)).await?, None)?;
+    let taken = subject.store.release_range(Height(5)).await?;
+    let taken = taken.ok_or_else(|| Failure::new("it was not taken"))?;
+    same("its state", (taken.state, taken.attempt, taken.done_to), (RawLeaseState::Failed, 0, Height(7)))?;
+    holds(taken.fence > lease.fence, "its holder may go on")?;
+    same("it is stored", subject.first_lease().await?, taken)?;
+    let late = subject.store.fill(&lease, part(&blocks, 7, 9), TTL_MS).await;
+    refused("a fill of who held it", late, is_fenced)?;
+    same("one that failed", subject.store.release_range(Height(5)).await?, None)?;
+    let again = claim(&subject, "b").await?;
+    same("it goes on", (again.range, again.done_to), (heights(5, 10), Height(7)))
 }
 
 async fn a_lease_that_was_given_back_goes_on_where_it_stood(factory: Arc<dyn StoreFactory>) -> CaseResult {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Fence, Height, HeightRange, RawBlock};
+use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError};
 use tokio_postgres::Row;
 
@@ -209,6 +210,43 @@ impl RawFiller for PgRawStore {
             .await
     }
 
+    async fn retry_range(&self, start: Height) -> Result<Option<RawLease>> {
+        self.shared
+            .commit("retry_range", |tx| {
+                Box::pin(async move {
+                    let found = lock_lease(tx, start).await?;
+                    let Some(mut row) = found.filter(|row| row.lease.state == RawLeaseState::Failed) else {
+                        return Ok(None);
+                    };
+                    row.lease.attempt = 0;
+                    row.write(tx).await?;
+                    Ok(Some(row.lease))
+                })
+            })
+            .await
+    }
+
+    async fn release_range(&self, start: Height) -> Result<Option<RawLease>> {
+        let shared = self.shared.clone();
+        self.shared
+            .commit("release_range", |tx| {
+                let shared = shared.clone();
+                Box::pin(async move {
+                    let mut head = head::lock(tx).await?;
+                    let found = lock_lease(tx, start).await?;
+                    let Some(mut row) = found.filter(|row| row.lease.state == RawLeaseState::Active) else {
+                        return Ok(None);
+                    };
+                    let now_ms = shared.now_ms(tx.conn()).await?;
+                    row.give_back(&mut head, now_ms);
+                    row.write(tx).await?;
+                    head.write(tx).await?;
+                    Ok(Some(row.lease))
+                })
+            })
+            .await
+    }
+
     async fn advance(&self, fence: Fence) -> Result<HeadRow> {
         let shared = self.shared.clone();
         // A broken seam is an answer and a commit at once: the head moved below it, and the range above was given up.
@@ -246,9 +284,9 @@ impl Claim {
         let now_ms = shared.now_ms(tx.conn()).await?;
         let leases = read_leases(tx.conn()).await?;
         let new_range = self.new_range(&head, leases.last());
-        let Some(mut row) =
-            self.to_reclaim(tx, leases, now_ms).await?.or_else(|| new_range.map(LeaseRow::fresh))
-        else {
+        let reclaimed = self.to_reclaim(tx, &mut head, leases, now_ms).await?;
+        let Some(mut row) = reclaimed.or_else(|| new_range.map(LeaseRow::fresh)) else {
+            head.write(tx).await?;
             return Ok(Some(None));
         };
         row.lease.state = RawLeaseState::Active;
@@ -261,11 +299,17 @@ impl Claim {
         Ok(Some(Some(row.lease)))
     }
 
-    /// The lowest lease that failed or expired. An expired one that has not moved counts one attempt more. A fill that was being committed
-    /// renews its lease: it is looked at once more under its lock.
-    async fn to_reclaim(&self, tx: &Tx, leases: Vec<LeaseRow>, now_ms: u64) -> Result<Option<LeaseRow>> {
+    /// The lowest lease that failed or expired and isn't dead. An expired one that has not moved counts one attempt more, and may be dead by that. A fill that
+    /// was being committed renews its lease: it is looked at once more under its lock.
+    async fn to_reclaim(
+        &self,
+        tx: &Tx,
+        head: &mut Head,
+        leases: Vec<LeaseRow>,
+        now_ms: u64,
+    ) -> Result<Option<LeaseRow>> {
         let is_free = |row: &LeaseRow| match row.lease.state {
-            RawLeaseState::Failed => true,
+            RawLeaseState::Failed => !row.lease.is_dead(),
             RawLeaseState::Active => row.lease.expires_at_ms <= now_ms,
             RawLeaseState::Completed => false,
         };
@@ -276,6 +320,11 @@ impl Claim {
             };
             if row.lease.state == RawLeaseState::Active && !row.has_moved() {
                 row.lease.attempt += 1;
+                if row.lease.attempt >= MAX_ATTEMPTS {
+                    row.give_back(head, now_ms);
+                    row.write(tx).await?;
+                    continue;
+                }
             }
             return Ok(Some(row));
         }
