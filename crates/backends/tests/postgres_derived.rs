@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool};
-use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
+use cairn_core::{BlockId, BlockRef, Clock, ErrorKind, Height, HeightRange, SystemClock};
 use cairn_store::derived::{
     ASKED_AT_HEIGHT, ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, Column, ColumnType,
     Committed, Coordinator, DerivedDump, DerivedMaintenance, DerivedReader, DerivedWriter, IndexDef, Key,
@@ -93,13 +93,17 @@ struct World {
 impl World {
     /// An adopted store with its services at height 0; `None` where there is no server.
     async fn new(change: impl FnOnce(&mut PgDerivedOptions)) -> Option<World> {
-        let db = pg::database().await?;
+        Some(World::over(pg::database().await?, change).await)
+    }
+
+    /// The same over a database that is there.
+    async fn over(db: pg::TestDb, change: impl FnOnce(&mut PgDerivedOptions)) -> World {
         let store = open(&db, catalog(), change).await.expect("works");
         store.adopt(RAW, ReorgMark { id: 0, digest: [0; 32] }).await.expect("works");
         for service in ["mapper", "folder", "asker"] {
             store.register(service, Height(0)).await.expect("works");
         }
-        Some(World { store, db })
+        World { store, db }
     }
 
     async fn claim(&self, service: &str, range_heights: u64) -> WorkerLease {
@@ -564,20 +568,37 @@ async fn the_gate_keeps_commits_and_reorgs_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn l03_only_the_servers_clock_counts() {
-    let Some(world) = World::new(|_| {}).await else { return };
-    let short = ClaimRequest { ttl_ms: 300, ..request("mapper", 10) };
-    let lease = world.store.claim(&short).await.unwrap().unwrap();
-    let server = world.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").await as u64;
-    assert!(lease.expires_at_ms.abs_diff(server) < 10_000, "{} and {server}", lease.expires_at_ms);
-    assert!(world.store.reap(10).await.unwrap().is_empty());
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    let taken = world.store.claim(&short).await.unwrap().unwrap();
-    assert_eq!((taken.id, taken.attempt), (lease.id, 1));
-    assert!(taken.fence > lease.fence);
-    // The zombie wakes up (L01).
-    let refused = world.commit(&lease, 10, vec![transfer(3, 0, 1)]).await.unwrap_err();
-    assert!(matches!(refused, StoreError::Fenced { .. }), "{refused}");
-    assert_eq!(world.count("SELECT count(*) FROM app.transfers").await, 0);
+    // A process whose clock is ten minutes behind the server's, and one whose clock is ten minutes ahead.
+    for (skew, seconds) in [("10 minutes", 600_i64), ("-10 minutes", -600)] {
+        let Some(db) = pg::database().await else { return };
+        db.skew_clock(skew).await;
+        let world = World::over(db, |_| {}).await;
+        let short = ClaimRequest { ttl_ms: 3_000, ..request("mapper", 10) };
+        let lease = world.store.claim(&short).await.unwrap().unwrap();
+        let ahead_ms = lease.expires_at_ms as i64 - SystemClock.now_ms() as i64;
+        assert!((ahead_ms - seconds * 1_000).abs() < 60_000, "the clocks differ by {skew}: {ahead_ms} ms");
+        // While it lasts nobody else has the range, and nobody reaps it, however late it is here or there.
+        assert!(world.store.reap(10).await.unwrap().is_empty(), "{skew}");
+        let other =
+            world.store.claim(&ClaimRequest { owner: "other".into(), ..short.clone() }).await.unwrap();
+        assert_ne!(other.map(|lease| lease.range), Some(lease.range), "{skew}");
+        tokio::time::sleep(Duration::from_millis(2_000)).await;
+        world.store.renew(&lease, 3_000).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        assert!(world.store.reap(10).await.unwrap().iter().all(|reaped| reaped.id != lease.id), "{skew}");
+        tokio::time::sleep(Duration::from_millis(2_000)).await;
+        let reaped = world.store.reap(10).await.unwrap();
+        assert!(
+            reaped.iter().any(|reaped| reaped.id == lease.id && reaped.attempt == 1),
+            "{skew}: {reaped:?}"
+        );
+        let taken = world.store.claim(&short).await.unwrap().unwrap();
+        assert!(taken.id == lease.id && taken.fence > lease.fence, "{skew}: {taken:?}");
+        // The zombie wakes up (L01).
+        let refused = world.commit(&lease, 10, vec![transfer(3, 0, 1)]).await.unwrap_err();
+        assert!(matches!(refused, StoreError::Fenced { .. }), "{skew}: {refused}");
+        assert_eq!(world.count("SELECT count(*) FROM app.transfers").await, 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

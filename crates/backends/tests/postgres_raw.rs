@@ -12,8 +12,8 @@ use cairn_backends::postgres::partition::{self, PartitionedTable, Partitions};
 use cairn_backends::postgres::raw::{PartitionSizes, Repaired};
 use cairn_backends::postgres::{Isolation, PgOptions, PgPool, PgRawOptions, PgRawStore, StatementHook};
 use cairn_core::{
-    BlockId, BlockLayout, ChainId, EventSlice, Height, HeightRange, Parts, RawBlock, Slices, SystemClock,
-    TxFacts, TxId, TxSlice, TxStatus,
+    BlockId, BlockLayout, ChainId, Clock, EventSlice, Height, HeightRange, Parts, RawBlock, Slices,
+    SystemClock, TxFacts, TxId, TxSlice, TxStatus,
 };
 use cairn_store::derived::{ErrorFilter, ErrorLog, NewError, Severity};
 use cairn_store::memory::MemoryStore;
@@ -604,38 +604,49 @@ async fn step(store: &PgRawStore, blocks: &[RawBlock], dead: &[RawBlock]) -> Res
     Ok(Some(head))
 }
 
-#[tokio::test]
+/// A run that is broken at this statement, and one that goes on from there: as clean as one that was never broken. Whether it came to that statement.
+async fn survives_a_crash_at(db: &pg::TestDb, crash_at: u64, blocks: &[RawBlock], dead: &[RawBlock]) -> bool {
+    db.sql("DROP SCHEMA IF EXISTS raw CASCADE").await;
+    let store = open(db).await;
+    store.init(info()).await.expect("init");
+    store.set_statement_hook(Some(Arc::new(BreakAt { left: AtomicU64::new(crash_at) })));
+    let crashed = loop {
+        match step(&store, blocks, dead).await {
+            Ok(Some(_)) => {}
+            Ok(None) => break false,
+            Err(StoreError::Database(error)) if error == "crash" => break true,
+            Err(error) => panic!("crash at {crash_at}: {error}"),
+        }
+    };
+    drop(store);
+    let store = open(db).await;
+    while step(&store, blocks, dead).await.expect("goes on").is_some() {}
+    while store.maintain(1 << 20).await.expect("maintains") == Maintained::More {}
+    assert_is_clean(&store, blocks).await;
+    crashed
+}
+
+/// Every statement of the script, those of several runs beside each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn i01_a_crash_between_any_two_statements_ends_as_a_clean_run() {
-    let Some(db) = pg::database().await else { return };
-    let (blocks, trunk) = (chain(0, 45, 0), chain(0, 12, 0));
-    let dead = fork(&trunk, 11, 6, 9);
-    let mut statements = 0;
-    for crash_at in 0.. {
-        // Every one of the first, then here and there.
-        if crash_at > 30 && crash_at % 13 != 3 {
-            continue;
-        }
-        db.sql("DROP SCHEMA IF EXISTS raw CASCADE").await;
-        let store = open(&db).await;
-        store.init(info()).await.expect("init");
-        store.set_statement_hook(Some(Arc::new(BreakAt { left: AtomicU64::new(crash_at) })));
-        let crashed = loop {
-            match step(&store, &blocks, &dead).await {
-                Ok(Some(_)) => {}
-                Ok(None) => break false,
-                Err(StoreError::Database(error)) if error == "crash" => break true,
-                Err(error) => panic!("crash at {crash_at}: {error}"),
+    const BESIDE: u64 = 4;
+    let (blocks, trunk) = (Arc::new(chain(0, 45, 0)), chain(0, 12, 0));
+    let dead = Arc::new(fork(&trunk, 11, 6, 9));
+    let mut runs = Vec::new();
+    for first in 0..BESIDE {
+        let Some(db) = pg::database().await else { return };
+        let (blocks, dead) = (blocks.clone(), dead.clone());
+        runs.push(tokio::spawn(async move {
+            let mut crash_at = first;
+            while survives_a_crash_at(&db, crash_at, &blocks, &dead).await {
+                crash_at += BESIDE;
             }
-        };
-        drop(store);
-        let store = open(&db).await;
-        while step(&store, &blocks, &dead).await.expect("goes on").is_some() {}
-        while store.maintain(1 << 20).await.expect("maintains") == Maintained::More {}
-        assert_is_clean(&store, &blocks).await;
-        if !crashed {
-            statements = crash_at;
-            break;
-        }
+            crash_at
+        }));
+    }
+    let mut statements = u64::MAX;
+    for run in runs {
+        statements = statements.min(run.await.expect("each is survived"));
     }
     assert!(statements > 200, "{statements} statements");
 }
@@ -793,14 +804,32 @@ async fn p01_the_same_error_twice_in_one_batch_is_recorded_once() {
 
 #[tokio::test]
 async fn l03_leases_expire_by_the_databases_clock_whatever_a_process_thinks() {
+    // A process whose clock is ten minutes behind the server's, and one whose clock is ten minutes ahead.
+    for (skew, seconds) in [("10 minutes", 600_i64), ("-10 minutes", -600)] {
+        let Some(db) = pg::database().await else { return };
+        db.skew_clock(skew).await;
+        let (store, fence) = begun(&db).await;
+        let blocks = chain(0, 9, 0);
+        store.append(fence, batch(&blocks[..3])).await.expect("appends");
+        let lease = store.claim_range("a", 3_000, 10, Height(9)).await.expect("claims").expect("a range");
+        let ahead_ms = lease.expires_at_ms as i64 - SystemClock.now_ms() as i64;
+        assert!((ahead_ms - seconds * 1_000).abs() < 60_000, "the clocks differ by {skew}: {ahead_ms} ms");
+        assert_eq!(store.claim_range("b", 3_000, 10, Height(9)).await.expect("claims"), None, "{skew}");
+        // It lives on where it is renewed, and not a moment longer than it says.
+        tokio::time::sleep(Duration::from_millis(2_000)).await;
+        let lease = store.fill(&lease, blocks[3..5].to_vec(), 3_000).await.expect("renews");
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        assert_eq!(store.claim_range("b", 3_000, 10, Height(9)).await.expect("claims"), None, "{skew}");
+        tokio::time::sleep(Duration::from_millis(2_000)).await;
+        let taken = store.claim_range("b", 3_000, 10, Height(9)).await.expect("claims").expect("expired");
+        assert_eq!((taken.range, taken.done_to), (lease.range, Height(5)), "{skew}");
+        let late = store.fill(&lease, blocks[5..6].to_vec(), 3_000).await;
+        assert!(matches!(late, Err(StoreError::Fenced { .. })), "{skew}: {late:?}");
+    }
     let Some(db) = pg::database().await else { return };
     let (store, fence) = begun(&db).await;
     store.append(fence, batch(&chain(0, 3, 0))).await.expect("appends");
-    let lease = store.claim_range("a", 300, 10, Height(9)).await.expect("claims").expect("a range");
-    assert_eq!(store.claim_range("b", 300, 10, Height(9)).await.expect("claims"), None);
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    let taken = store.claim_range("b", 60_000, 10, Height(9)).await.expect("claims").expect("expired");
-    assert_eq!((taken.range, taken.attempt), (lease.range, 1));
+    let taken = store.claim_range("b", 60_000, 10, Height(9)).await.expect("claims").expect("a range");
     // And with a clock of its own, as the simulation has it.
     let clock = Arc::new(TestClock::new(5));
     let driven = PgRawStore::open(options(&db), Some(clock)).await.expect("opens");

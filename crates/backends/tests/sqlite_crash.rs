@@ -172,41 +172,46 @@ impl CommitHook for BreakAt {
     }
 }
 
-#[tokio::test]
-async fn i01_a_crash_at_every_commit_point_ends_as_a_clean_run() {
-    let blocks = chain(0, 130, 0);
-    let mut commits = 0;
-    for is_before in [true, false] {
-        for crash_at in 0.. {
-            // Every one of the first, then here and there.
-            if crash_at > 20 && crash_at % 7 != 3 {
-                continue;
-            }
-            let dir = tempfile::tempdir_in(fast_dir()).expect("dir");
-            let store = open(dir.path()).await;
-            store.init(info()).await.expect("init");
-            let hook = Arc::new(BreakAt { left: AtomicU64::new(crash_at), is_before });
-            store.set_hook(Some(hook.clone()));
-            let crashed = loop {
-                match step(&store, &blocks).await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => break false,
-                    Err(StoreError::Database(error)) if error == "crash" => break true,
-                    Err(error) => panic!("{error}"),
-                }
-            };
-            drop(store);
-            let store = open(dir.path()).await;
-            while step(&store, &blocks).await.expect("goes on").is_some() {}
-            while store.maintain(1 << 20).await.expect("maintains") == Maintained::More {}
-            assert_is_clean(&store, &blocks).await;
-            if !crashed {
-                commits = crash_at;
-                break;
-            }
+/// A run that is broken at this commit, and one that goes on from there. Whether it came to that commit.
+async fn survives_a_crash_at(crash_at: u64, is_before: bool, blocks: &[RawBlock]) -> bool {
+    let dir = tempfile::tempdir_in(fast_dir()).expect("dir");
+    let store = open(dir.path()).await;
+    store.init(info()).await.expect("init");
+    store.set_hook(Some(Arc::new(BreakAt { left: AtomicU64::new(crash_at), is_before })));
+    let crashed = loop {
+        match step(&store, blocks).await {
+            Ok(Some(_)) => {}
+            Ok(None) => break false,
+            Err(StoreError::Database(error)) if error == "crash" => break true,
+            Err(error) => panic!("crash at {crash_at}: {error}"),
         }
+    };
+    drop(store);
+    let store = open(dir.path()).await;
+    while step(&store, blocks).await.expect("goes on").is_some() {}
+    while store.maintain(1 << 20).await.expect("maintains") == Maintained::More {}
+    assert_is_clean(&store, blocks).await;
+    crashed
+}
+
+/// Every commit of the script, before and after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i01_a_crash_at_every_commit_point_ends_as_a_clean_run() {
+    let blocks = Arc::new(chain(0, 130, 0));
+    let runs = [true, false].map(|is_before| {
+        let blocks = blocks.clone();
+        tokio::spawn(async move {
+            let mut crash_at = 0;
+            while survives_a_crash_at(crash_at, is_before, &blocks).await {
+                crash_at += 1;
+            }
+            crash_at
+        })
+    });
+    for run in runs {
+        let commits = run.await.expect("each is survived");
+        assert!(commits > 100, "{commits} commits");
     }
-    assert!(commits > 100, "{commits} commits");
 }
 
 /// Where files are written to memory if there is such a place: these tests don't need the disk.

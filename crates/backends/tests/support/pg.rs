@@ -55,6 +55,21 @@ impl TestDb {
         PgPool::new(self.options()).expect("a URL")
     }
 
+    /// Sets the server's clock, as new connections to this database see it, ahead of this process's own, or behind it by a negative interval: what a process
+    /// meets whose own clock is wrong by as much the other way. What asks for the time by an unqualified name, as all of our statements do, gets it.
+    pub async fn skew_clock(&self, interval: &str) {
+        let name = &self.name;
+        self.sql(&format!(
+            "CREATE SCHEMA skew; \
+             CREATE FUNCTION skew.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE \
+               AS $$ SELECT pg_catalog.clock_timestamp() + interval '{interval}' $$; \
+             CREATE FUNCTION skew.now() RETURNS timestamptz LANGUAGE sql STABLE \
+               AS $$ SELECT pg_catalog.now() + interval '{interval}' $$; \
+             ALTER DATABASE {name} SET search_path = skew, pg_catalog, public"
+        ))
+        .await;
+    }
+
     /// Runs statements beside whatever is tested.
     pub async fn sql(&self, statements: &str) {
         run(&self.url, statements).await;
