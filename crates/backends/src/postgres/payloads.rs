@@ -1,7 +1,7 @@
 //! Which payloads there are in object storage: `raw.payloads`, see [`PayloadRegistry`] for the protocol.
 //!
-//! Each verb is one READ COMMITTED transaction. What refers to payloads is asked of every table of the schema `raw` that has a column `payload_ref`, taken from
-//! the catalogue at each step: orphan tables, later ones, and partitions that are detached count too.
+//! Each verb is one READ COMMITTED transaction. What refers to payloads is asked of every column of the schema `raw` that is named `payload_ref` or ends in
+//! `_payload_ref`, taken from the catalogue at each step: orphan tables, later ones, and partitions that are detached count too.
 
 use async_trait::async_trait;
 use cairn_store::{
@@ -188,14 +188,14 @@ fn after_columns(after: &PayloadCursor) -> (&[u8], i64) {
     after.as_ref().map_or((&[][..], 0), |after| (&after.hash.as_bytes()[..], to_i64(after.generation)))
 }
 
-/// `EXISTS (…) OR EXISTS (…)` over every table that refers to payloads, for an object whose key is `w.key`.
+/// `EXISTS (…) OR EXISTS (…)` over every column that refers to payloads, for an object whose key is `w.key`.
 async fn is_referred_to(conn: &PgConn) -> Result<String> {
     let tables = conn
         .query(
-            "SELECT quote_ident(c.relname) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
+            "SELECT quote_ident(c.relname), quote_ident(a.attname) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'raw' AND a.attname = 'payload_ref' AND NOT a.attisdropped \
-               AND c.relkind IN ('r', 'p') AND NOT c.relispartition ORDER BY 1",
+             WHERE n.nspname = 'raw' AND a.attname ~ '(^|_)payload_ref$' AND NOT a.attisdropped \
+               AND c.relkind IN ('r', 'p') AND NOT c.relispartition ORDER BY 1, 2",
             &[],
         )
         .await?;
@@ -207,8 +207,8 @@ async fn is_referred_to(conn: &PgConn) -> Result<String> {
     }
     let mut parts = Vec::with_capacity(tables.len());
     for row in &tables {
-        let table: &str = get(row, 0)?;
-        parts.push(format!("EXISTS (SELECT FROM raw.{table} r WHERE r.payload_ref = w.key)"));
+        let (table, column): (&str, &str) = (get(row, 0)?, get(row, 1)?);
+        parts.push(format!("EXISTS (SELECT FROM raw.{table} r WHERE r.{column} = w.key)"));
     }
     Ok(parts.join(" OR "))
 }

@@ -15,7 +15,10 @@ use tokio_postgres::Row;
 use super::Shared;
 use super::head::get_height;
 use super::pack::unpack;
-use super::read::{BlockRows, EXTRAS_ELSEWHERE, EventRow, ReadRows, ResultRow, TxRow, bytes, facts};
+use super::read::{
+    self, BlockRows, EXTRAS_ELSEWHERE, EventRow, PartColumns, ReadRows, ResultRow, TxRow, bytes, facts,
+    object,
+};
 use super::rows::EncodedBatch;
 use super::scripts::{ScriptHash, script_of};
 use crate::postgres::error::{corrupt, db};
@@ -67,9 +70,13 @@ impl ReadRows {
         };
         for (row, rows) in &self.blocks {
             let height = get_height(row, 0)?;
+            for part in [read::BODY, read::RECEIPTS, read::EXTRAS, read::TRACES] {
+                add(object(row, part.object)?, &|| part_place(height, part.name));
+            }
             add(rows.result.as_ref().and_then(|result| result.object), &|| result_place(height));
             for (index, tx) in &rows.txs {
                 add(tx.object, &|| tx_place(height, *index));
+                add(tx.result_object, &|| tx_place(height, *index));
             }
             for event in &rows.events {
                 add(event.object, &|| event_place(height, event.index));
@@ -96,6 +103,10 @@ impl Shared {
         };
         stream::iter(wanted.into_iter().map(get)).buffer_unordered(OBJECTS_AT_ONCE).try_collect().await
     }
+}
+
+fn part_place(height: Height, name: &str) -> String {
+    format!("height {height}, {name}")
 }
 
 fn result_place(height: Height) -> String {
@@ -140,22 +151,15 @@ fn assemble(
             format!("the block says {}, {} are stored", facts.tx_count, txs.len()),
         ));
     }
-    let packed = |column: usize, name| -> Result<Bytes> {
-        let packed: Option<&[u8]> = row.try_get(column).map_err(db)?;
-        packed.map_or_else(|| Ok(Bytes::new()), |packed| unpack(packed, name, height))
-    };
+    let part = |part: PartColumns| part_of(row, &part, objects, height);
     let mut block = StoredBlock {
         facts,
         transactions: Vec::new(),
         header: bytes(row, 7)?.unwrap_or_default(),
-        body: packed(8, "body")?,
-        receipts: packed(9, "receipts")?,
-        extras: packed(10, "extras")?,
-        traces: row
-            .try_get::<_, Option<&[u8]>>(11)
-            .map_err(db)?
-            .map(|packed| unpack(packed, "traces", height))
-            .transpose()?,
+        body: part(read::BODY)?.unwrap_or_default(),
+        receipts: part(read::RECEIPTS)?.unwrap_or_default(),
+        extras: part(read::EXTRAS)?.unwrap_or_default(),
+        traces: part(read::TRACES)?,
     };
     if row.try_get(EXTRAS_ELSEWHERE).map_err(db)? {
         let place = || result_place(height);
@@ -164,7 +168,8 @@ fn assemble(
         };
         block.extras = whole(payload, object, objects, place)?;
     }
-    let layout = packed(12, "layout")?;
+    let layout: Option<&[u8]> = row.try_get(12).map_err(db)?;
+    let layout = layout.map(|packed| unpack(packed, "layout", height)).transpose()?.unwrap_or_default();
     if !layout.is_empty() {
         if parts.contains(Parts::BODY) {
             block.body = body(&block.body, &layout, &txs, scripts, objects, height)?;
@@ -177,6 +182,20 @@ fn assemble(
         block.transactions = txs.into_iter().map(|(_, tx)| tx.facts).collect();
     }
     Ok(block)
+}
+
+/// A part of a block's row, unpacked, wherever its bytes are; `None` where the block has none.
+fn part_of(row: &Row, part: &PartColumns, objects: &Objects, height: Height) -> Result<Option<Bytes>> {
+    let inline: Option<&[u8]> = row.try_get(part.bytes).map_err(db)?;
+    match (inline, object(row, part.object)?) {
+        (None, None) => Ok(None),
+        (Some(packed), None) => unpack(packed, part.name, height).map(Some),
+        (inline, object) => {
+            let place = || part_place(height, part.name);
+            let packed = whole(inline.map(Bytes::copy_from_slice), object, objects, place)?;
+            unpack(&packed, part.name, height).map(Some)
+        }
+    }
 }
 
 fn body(
@@ -212,11 +231,10 @@ fn receipts(
 ) -> Result<Bytes> {
     let mut results = Vec::with_capacity(txs.len());
     for (index, tx) in txs {
-        let result = tx.result.as_deref().ok_or_else(|| {
-            corrupt(format!("height {height}, transaction {index}"), "its result is missing")
-        })?;
-        results.push((result, tx.event_count));
+        let place = || format!("{}, its result", tx_place(height, *index));
+        results.push((whole(tx.result.clone(), tx.result_object, objects, place)?, tx.event_count));
     }
+    let results: Vec<(&[u8], u32)> = results.iter().map(|(result, events)| (&result[..], *events)).collect();
     if !events.iter().map(|event| event.index).eq(0..events.len() as u64) {
         return Err(corrupt(format!("events, height {height}"), "their indexes have a gap"));
     }

@@ -19,9 +19,11 @@ pub(super) async fn copy_to_orphans(tx: &Tx, reorg_id: u64, range: HeightRange) 
     let (from, to) = (sql(range.start()), sql(range.end()));
     tx.execute(
         "INSERT INTO raw.orphan_blocks (reorg_id, height, timestamp_ms, tx_count, event_count, unverified, body_bytes, \
-         receipts_bytes, extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces) \
+         receipts_bytes, extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces, \
+         body_payload_ref, receipts_payload_ref, extras_payload_ref, traces_payload_ref) \
          SELECT $1, height, timestamp_ms, tx_count, event_count, unverified, body_bytes, receipts_bytes, extras_bytes, \
-         traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces FROM raw.blocks \
+         traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces, \
+         body_payload_ref, receipts_payload_ref, extras_payload_ref, traces_payload_ref FROM raw.blocks \
          WHERE height >= $2 AND height < $3 ORDER BY height",
         &[&reorg_id, &from, &to],
     )
@@ -29,10 +31,10 @@ pub(super) async fn copy_to_orphans(tx: &Tx, reorg_id: u64, range: HeightRange) 
     tx.execute(
         "INSERT INTO raw.orphan_transactions (reorg_id, block_id, block_height, transaction_index, event_count, status, \
          id, sender, body, result, payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, \
-         computation) \
+         computation, result_payload_ref) \
          SELECT $1, b.id, t.block_height, t.transaction_index, t.event_count, t.status, t.id, t.sender, t.body, \
          t.result, t.payload_hash, t.payload_ref, t.script_hash, t.arguments, t.proposer, t.payer, t.authorizers, t.error, \
-         t.computation FROM raw.blocks b JOIN raw.transactions t ON t.block_height = b.height \
+         t.computation, t.result_payload_ref FROM raw.blocks b JOIN raw.transactions t ON t.block_height = b.height \
          WHERE b.height >= $2 AND b.height < $3 AND t.block_height >= $2 AND t.block_height < $3",
         &[&reorg_id, &from, &to],
     )

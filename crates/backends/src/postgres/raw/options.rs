@@ -113,7 +113,7 @@ pub struct PgRawOptions {
     pub lookahead_partitions: u64,
     /// Only the keys have indexes; the others are built on each partition when it is full and final. Counts for a table that has had no partition without it.
     pub backfill: bool,
-    /// A transaction's or event's bytes that are longer go to object storage, where there is one.
+    /// Bytes of a transaction, its result, an event, or a packed part of a block that are longer go to object storage, where there is one.
     pub payload_inline_max_bytes: u64,
 }
 

@@ -74,6 +74,8 @@ pub(super) struct TxRow {
     pub(super) event_count: u32,
     pub(super) body: Option<Bytes>,
     pub(super) result: Option<Bytes>,
+    /// Where the result is, if not in the row.
+    pub(super) result_object: Option<PayloadRef>,
     /// Where the body is, if not in the row.
     pub(super) object: Option<PayloadRef>,
     pub(super) script: Option<ScriptHash>,
@@ -158,7 +160,9 @@ async fn block_rows(conn: &PgConn, which: &Which, parts: Parts) -> Result<Vec<Ro
     let text = format!(
         "SELECT {FACTS}, CASE WHEN $1 THEN header END, CASE WHEN $2 THEN body END, CASE WHEN $3 THEN receipts END, \
          CASE WHEN $4 THEN extras END, CASE WHEN $5 THEN traces END, CASE WHEN $6 THEN layout END, \
-         $4 AND extras IS NULL AND extras_bytes > 0 \
+         $4 AND extras IS NULL AND extras_payload_ref IS NULL AND extras_bytes > 0, \
+         CASE WHEN $2 THEN body_payload_ref END, CASE WHEN $3 THEN receipts_payload_ref END, \
+         CASE WHEN $4 THEN extras_payload_ref END, CASE WHEN $5 THEN traces_payload_ref END \
          FROM {prefix}blocks WHERE {condition}"
     );
     let asked = [Parts::HEADER, Parts::BODY, Parts::RECEIPTS, Parts::EXTRAS, Parts::TRACES]
@@ -176,7 +180,7 @@ async fn tx_rows(conn: &PgConn, which: &Which, parts: Parts) -> Result<Vec<Row>>
     let text = format!(
         "SELECT block_height, transaction_index, event_count, status, id, sender, CASE WHEN $1 THEN body END, \
          CASE WHEN $2 THEN result END, CASE WHEN $1 THEN payload_ref END, CASE WHEN $1 THEN script_hash END, \
-         CASE WHEN $1 THEN arguments END FROM {prefix}transactions WHERE {condition}"
+         CASE WHEN $1 THEN arguments END, CASE WHEN $2 THEN result_payload_ref END FROM {prefix}transactions WHERE {condition}"
     );
     let asked = [Parts::BODY, Parts::RECEIPTS].map(|flag| parts.contains(flag));
     let bounds = Bounds::of(which);
@@ -217,6 +221,18 @@ async fn result_rows(conn: &PgConn, which: &Which, blocks: &[Row]) -> Result<Vec
 /// The column of a block's row that says whether its extras are those of its execution result.
 pub(super) const EXTRAS_ELSEWHERE: usize = 13;
 
+/// A packed part in a block's row: what it is, its column, and that of its object's key.
+pub(super) struct PartColumns {
+    pub(super) name: &'static str,
+    pub(super) bytes: usize,
+    pub(super) object: usize,
+}
+
+pub(super) const BODY: PartColumns = PartColumns { name: "body", bytes: 8, object: 14 };
+pub(super) const RECEIPTS: PartColumns = PartColumns { name: "receipts", bytes: 9, object: 15 };
+pub(super) const EXTRAS: PartColumns = PartColumns { name: "extras", bytes: 10, object: 16 };
+pub(super) const TRACES: PartColumns = PartColumns { name: "traces", bytes: 11, object: 17 };
+
 fn result_row(row: &Row) -> Result<ResultRow> {
     Ok(ResultRow { payload: bytes(row, 1)?, object: object(row, 2)? })
 }
@@ -226,7 +242,7 @@ pub(super) fn bytes(row: &Row, column: usize) -> Result<Option<Bytes>> {
     Ok(bytes.map(Bytes::copy_from_slice))
 }
 
-fn object(row: &Row, column: usize) -> Result<Option<PayloadRef>> {
+pub(super) fn object(row: &Row, column: usize) -> Result<Option<PayloadRef>> {
     let key: Option<&str> = row.try_get(column).map_err(db)?;
     key.map(|key| key.parse::<PayloadRef>().map_err(|error| corrupt("column payload_ref", error.to_string())))
         .transpose()
@@ -245,6 +261,7 @@ fn tx_row(row: &Row) -> Result<(u64, TxRow)> {
         event_count: get_u32(row, 2)?,
         body: bytes(row, 6)?,
         result: bytes(row, 7)?,
+        result_object: object(row, 11)?,
         object: object(row, 8)?,
         script: row.try_get::<_, Option<&[u8]>>(9).map_err(db)?.map(|_| get_array(row, 9)).transpose()?,
         arguments: row

@@ -35,10 +35,12 @@ pub(super) struct EncodedBatch {
     pub(super) blocks: Vec<EncodedBlock>,
     layout: Arc<dyn BlockLayout>,
     compression_level: i32,
-    /// Bytes that are too long for a row, in the order of their rows.
+    /// Bytes that are too long for a row.
     large: Vec<Bytes>,
     /// The objects that hold them, once they were uploaded.
     objects: Vec<PayloadRef>,
+    /// Whether a transaction's result is among them: seldom, so that the rows of all others need no column for it.
+    has_large_results: bool,
 }
 
 /// A block with what its rows are made of.
@@ -53,11 +55,11 @@ struct BlockParts {
     /// `None` where its bytes can't be cut.
     pieces: Option<Pieces>,
     /// Packed: whole, or the skeletons.
-    body: Option<Vec<u8>>,
-    receipts: Option<Vec<u8>>,
+    body: Option<Piece>,
+    receipts: Option<Piece>,
     layout: Option<Vec<u8>>,
-    extras: Option<Vec<u8>>,
-    traces: Option<Vec<u8>>,
+    extras: Option<Piece>,
+    traces: Option<Piece>,
 }
 
 struct Pieces {
@@ -76,7 +78,7 @@ struct TxPiece {
     script: Option<(ScriptHash, Bytes)>,
     /// `None` where they stayed in the body.
     arguments: Option<Vec<Bytes>>,
-    result: Vec<u8>,
+    result: Piece,
     event_count: u32,
 }
 
@@ -89,6 +91,27 @@ struct EventPiece {
 enum Piece {
     Inline(Bytes),
     Object(usize),
+}
+
+/// Sets bytes apart that are too long for a row.
+struct Apart<'a> {
+    inline_max_bytes: Option<u64>,
+    large: &'a mut Vec<Bytes>,
+}
+
+impl Apart<'_> {
+    fn piece(&mut self, bytes: Bytes) -> Piece {
+        if self.inline_max_bytes.is_some_and(|max| bytes.len() as u64 > max) {
+            self.large.push(bytes);
+            Piece::Object(self.large.len() - 1)
+        } else {
+            Piece::Inline(bytes)
+        }
+    }
+
+    fn packed(&mut self, bytes: Option<Vec<u8>>) -> Option<Piece> {
+        bytes.map(|bytes| self.piece(bytes.into()))
+    }
 }
 
 impl EncodedBatch {
@@ -107,6 +130,7 @@ impl EncodedBatch {
             compression_level: options.compression_level,
             large: Vec::new(),
             objects: Vec::new(),
+            has_large_results: false,
         };
         if shared.payloads.is_some() || encoded.has_scripts() {
             let mut packer = Packer::new(options.compression_level)?;
@@ -115,6 +139,10 @@ impl EncodedBatch {
                 encoded_block.parts(&*encoded.layout, &mut packer, max, &mut encoded.large)?;
             }
         }
+        let parts = encoded.blocks.iter().filter_map(|block| block.parts.get()?.pieces.as_ref());
+        encoded.has_large_results = parts
+            .flat_map(|pieces| &pieces.transactions)
+            .any(|transaction| matches!(transaction.result, Piece::Object(_)));
         Ok(encoded)
     }
 
@@ -202,7 +230,7 @@ impl EncodedBatch {
 
     /// One table's rows; where they end too early the statement fails, and the transaction with it.
     async fn receive_rows(&self, tx: &Tx, table: Table, receiver: &mut Receiver<Made>) -> Result<()> {
-        let columns = table.columns(self.has_scripts());
+        let columns = table.columns(self.has_scripts(), self.has_large_results);
         let mut copy = tx.begin_copy_heights(table.name(), columns, self.heights()).await?;
         loop {
             match receiver.recv().await {
@@ -222,7 +250,12 @@ impl EncodedBatch {
         for encoded in &new {
             // Nothing is set apart here: where something may be, that was done already.
             let made = encoded.parts(&*self.layout, &mut packer, None, &mut Vec::new())?;
-            parts.push(Block { block: &encoded.block, parts: made, with_details: self.has_scripts() });
+            parts.push(Block {
+                block: &encoded.block,
+                parts: made,
+                with_details: self.has_scripts(),
+                with_result_refs: self.has_large_results,
+            });
             transaction_rows(rows.buf(), &parts[parts.len() - 1], &self.objects);
             if !rows.send_full() {
                 return Ok(());
@@ -333,6 +366,8 @@ struct Block<'a> {
     parts: &'a BlockParts,
     /// Whether rows of transactions have the columns of [`TxDetails`].
     with_details: bool,
+    /// Whether they have the column for results that are elsewhere.
+    with_result_refs: bool,
 }
 
 impl EncodedBlock {
@@ -375,11 +410,19 @@ impl BlockParts {
             cut.is_some() && slices.as_ref().is_some_and(|slices| slices.execution_result.is_some());
         let extras = if is_result { None } else { pack(&block.extras)? };
         let traces = block.traces.as_ref().map(|traces| packer.pack(traces)).transpose()?;
+        let mut apart = Apart { inline_max_bytes, large };
         let pieces = match (cut, slices) {
-            (Some(cut), Some(slices)) => Some(pieces(block, cut, slices, &whole, inline_max_bytes, large)),
+            (Some(cut), Some(slices)) => Some(pieces(block, cut, slices, &whole, &mut apart)),
             _ => None,
         };
-        Ok(BlockParts { pieces, body, receipts, layout, extras, traces })
+        Ok(BlockParts {
+            pieces,
+            body: apart.packed(body),
+            receipts: apart.packed(receipts),
+            layout,
+            extras: apart.packed(extras),
+            traces: apart.packed(traces),
+        })
     }
 }
 
@@ -406,35 +449,42 @@ fn keep_what_has_no_place(
     long
 }
 
+/// Cuts a text for people that is too long for a row, and says so at its end: the whole one is in the result.
+fn cut_error(error: &mut String, inline_max_bytes: Option<u64>) {
+    const MARK: &str = "…";
+    let Some(max) =
+        inline_max_bytes.and_then(|max| usize::try_from(max).ok()).filter(|max| error.len() > *max)
+    else {
+        return;
+    };
+    let mut end = max.saturating_sub(MARK.len());
+    while !error.is_char_boundary(end) {
+        end -= 1;
+    }
+    error.truncate(end);
+    error.push_str(MARK);
+}
+
 /// The cut's pieces as handles on the block's own bytes; those that are too long are set apart.
 fn pieces(
     block: &RawBlock,
     cut: Cut<'_>,
     slices: Slices,
     whole_arguments: &BTreeSet<u32>,
-    inline_max_bytes: Option<u64>,
-    large: &mut Vec<Bytes>,
+    apart: &mut Apart<'_>,
 ) -> Pieces {
-    let mut piece = |bytes: Bytes| {
-        if inline_max_bytes.is_some_and(|max| bytes.len() as u64 > max) {
-            large.push(bytes);
-            Piece::Object(large.len() - 1)
-        } else {
-            Piece::Inline(bytes)
-        }
-    };
     let has_arguments = |index| !slices.details.is_empty() && !whole_arguments.contains(&index);
     let transactions = (0u32..)
         .zip(cut.transactions)
         .map(|(index, tx)| TxPiece {
             body: match tx.body {
-                Cow::Borrowed(part) => piece(block.body.slice_ref(part)),
-                Cow::Owned(own) => piece(own.into()),
+                Cow::Borrowed(part) => apart.piece(block.body.slice_ref(part)),
+                Cow::Owned(own) => apart.piece(own.into()),
             },
             script: tx.script.map(|script| (script_hash(script), block.body.slice_ref(script))),
             arguments: has_arguments(index)
                 .then(|| tx.arguments.iter().map(|argument| block.body.slice_ref(argument)).collect()),
-            result: tx.result,
+            result: apart.piece(tx.result.into()),
             event_count: tx.event_count,
         })
         .collect();
@@ -443,15 +493,19 @@ fn pieces(
         .into_iter()
         .map(|event| EventPiece {
             tx_index: event.tx_index,
-            payload: piece(block.receipts.slice_ref(event.payload)),
+            payload: apart.piece(block.receipts.slice_ref(event.payload)),
         })
         .collect();
-    let execution_result = slices.execution_result.map(|id| (id, piece(block.extras.clone())));
+    let execution_result = slices.execution_result.map(|id| (id, apart.piece(block.extras.clone())));
+    let mut details = slices.details;
+    for error in details.iter_mut().filter_map(|details| details.error.as_mut()) {
+        cut_error(error, apart.inline_max_bytes);
+    }
     Pieces {
         transactions,
         events,
         evm_lookups: slices.evm_lookups,
-        details: slices.details,
+        details,
         collections: slices.collections,
         execution_result,
     }

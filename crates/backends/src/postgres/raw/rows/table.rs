@@ -48,20 +48,32 @@ impl Table {
     }
 
     /// In the order in which rows have them.
-    pub(super) const fn columns(self, with_details: bool) -> &'static str {
+    pub(super) const fn columns(self, with_details: bool, with_result_refs: bool) -> &'static str {
         match self {
             Table::Blocks => {
                 "height, timestamp_ms, tx_count, event_count, unverified, body_bytes, receipts_bytes, \
-                 extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces"
+                 extras_bytes, traces_bytes, id, parent_id, header, body, receipts, layout, extras, traces, \
+                 body_payload_ref, receipts_payload_ref, extras_payload_ref, traces_payload_ref"
             }
-            Table::Transactions if with_details => {
-                "block_height, transaction_index, event_count, status, id, sender, body, result, \
-                 payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, computation"
-            }
-            Table::Transactions => {
-                "block_height, transaction_index, event_count, status, id, sender, body, result, \
-                 payload_hash, payload_ref"
-            }
+            Table::Transactions => match (with_details, with_result_refs) {
+                (true, true) => {
+                    "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                     payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, computation, \
+                     result_payload_ref"
+                }
+                (true, false) => {
+                    "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                     payload_hash, payload_ref, script_hash, arguments, proposer, payer, authorizers, error, computation"
+                }
+                (false, true) => {
+                    "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                     payload_hash, payload_ref, result_payload_ref"
+                }
+                (false, false) => {
+                    "block_height, transaction_index, event_count, status, id, sender, body, result, \
+                     payload_hash, payload_ref"
+                }
+            },
             Table::Collections => "block_height, collection_index, transaction_count, id",
             Table::ExecutionResults => "block_height, id, block_id, payload, payload_hash, payload_ref",
             Table::Events => {
@@ -78,7 +90,7 @@ impl Table {
     pub(super) fn rows(self, rows: &mut Rows<'_>, blocks: &[Block<'_>], objects: &[PayloadRef]) -> bool {
         match self {
             Table::Blocks => blocks.iter().all(|block| {
-                block_row(rows.buf(), block);
+                block_row(rows.buf(), block, objects);
                 rows.send_full()
             }),
             Table::Transactions => blocks.iter().all(|block| {
@@ -113,10 +125,10 @@ impl Table {
     }
 }
 
-fn block_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>) {
+fn block_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
     let facts = &block.facts;
-    rows.row(17)
-        .i64(sql(facts.height))
+    let row = rows.row(21);
+    row.i64(sql(facts.height))
         .i64(facts.timestamp_ms as i64)
         .i64(i64::from(facts.tx_count))
         .i64(i64::from(facts.log_count))
@@ -127,17 +139,20 @@ fn block_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>) {
         .i64(block.traces.as_ref().map_or(0, Bytes::len) as i64)
         .bytea(&facts.id.0)
         .bytea(&facts.parent_id.0)
-        .bytea(&block.header)
-        .bytea_opt(parts.body.as_deref())
-        .bytea_opt(parts.receipts.as_deref())
-        .bytea_opt(parts.layout.as_deref())
-        .bytea_opt(parts.extras.as_deref())
-        .bytea_opt(parts.traces.as_deref());
+        .bytea(&block.header);
+    inline_opt(row, parts.body.as_ref());
+    inline_opt(row, parts.receipts.as_ref());
+    row.bytea_opt(parts.layout.as_deref());
+    inline_opt(row, parts.extras.as_ref());
+    inline_opt(row, parts.traces.as_ref());
+    for part in [&parts.body, &parts.receipts, &parts.extras, &parts.traces] {
+        key(row, part.as_ref(), objects);
+    }
 }
 
 pub(super) fn transaction_rows(
     rows: &mut CopyBuf,
-    Block { block, parts, with_details }: &Block<'_>,
+    Block { block, parts, with_details, with_result_refs }: &Block<'_>,
     objects: &[PayloadRef],
 ) {
     let height = sql(block.facts.height);
@@ -146,7 +161,8 @@ pub(super) fn transaction_rows(
     for index in order {
         let facts = &block.transactions[index];
         let piece = parts.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
-        let row = rows.row(if *with_details { 17 } else { 10 });
+        let columns: i16 = if *with_details { 17 } else { 10 };
+        let row = rows.row(columns + i16::from(*with_result_refs));
         row.i64(height)
             .i64(index as i64)
             .i64(piece.map_or(0, |piece| i64::from(piece.event_count)))
@@ -157,13 +173,16 @@ pub(super) fn transaction_rows(
             None => row.null().null().null().null(),
             Some(piece) => {
                 inline(row, &piece.body);
-                row.bytea(&piece.result);
+                inline(row, &piece.result);
                 reference(row, &piece.body, objects)
             }
         };
         if *with_details {
             let details = parts.pieces.as_ref().and_then(|pieces| pieces.details.get(index));
             detail_columns(row, piece, details);
+        }
+        if *with_result_refs {
+            key(row, piece.map(|piece| &piece.result), objects);
         }
     }
 }
@@ -280,6 +299,24 @@ fn inline(row: &mut CopyBuf, piece: &Piece) {
         Piece::Inline(bytes) => row.bytea(bytes),
         Piece::Object(_) => row.null(),
     };
+}
+
+fn inline_opt(row: &mut CopyBuf, piece: Option<&Piece>) {
+    match piece {
+        Some(piece) => inline(row, piece),
+        None => {
+            row.null();
+        }
+    }
+}
+
+/// The key of its object, where it has one.
+fn key(row: &mut CopyBuf, piece: Option<&Piece>, objects: &[PayloadRef]) {
+    let object = match piece {
+        Some(Piece::Object(at)) => objects.get(*at),
+        Some(Piece::Inline(_)) | None => None,
+    };
+    row.text_opt(object.map(PayloadRef::key).as_deref());
 }
 
 fn reference<'a>(row: &'a mut CopyBuf, piece: &Piece, objects: &[PayloadRef]) -> &'a mut CopyBuf {
