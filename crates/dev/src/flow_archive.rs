@@ -19,9 +19,7 @@ use crate::peer::{Peer, wait_until};
 
 /// Settings of every process: small ranges and chunks, so that there are many borders; short leases, so that what the dead held is soon
 /// taken over; forks of some dozens of blocks.
-const SETTINGS: [(&str, &str); 8] = [
-    // The node has them, as those of real networks do; a flow-emulator doesn't.
-    ("CAIRN_CHAIN__FLOW__EXECUTION_RESULTS", "true"),
+const SETTINGS: [(&str, &str); 7] = [
     ("CAIRN_DERIVE__RANGE_HEIGHTS", "100"),
     ("CAIRN_DERIVE__CHUNK_HEIGHTS", "23"),
     ("CAIRN_DERIVE__LEASE_TTL_S", "4"),
@@ -79,7 +77,9 @@ impl Archive {
         command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]).args(more);
         // As often as it goes: the node has no limit unless it is given one.
         let access = format!("[{{url = \"{node}\", requests_per_s = 0, scripts_per_s = 0}}]");
-        command.env("CAIRN_CHAIN__ACCESS", access).envs(settings.iter().copied());
+        // The node has execution results, as those of real networks do; a flow-emulator doesn't.
+        command.env("CAIRN_CHAIN__ACCESS", access).env("CAIRN_CHAIN__FLOW__EXECUTION_RESULTS", "true");
+        command.envs(settings.iter().copied());
         self.starts.set(self.starts.get() + 1);
         let log = self.folder.join(format!("cairn-{}.log", self.starts.get()));
         Peer::start("cairn run", command, &log)
