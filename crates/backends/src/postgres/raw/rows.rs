@@ -510,3 +510,22 @@ fn pieces(
         execution_result,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_is_too_long_for_a_row_is_cut_between_characters_and_marked() {
+        let cut = |text: &str, max| {
+            let mut text = text.to_owned();
+            cut_error(&mut text, max);
+            text
+        };
+        assert_eq!(cut("panic: out of gas", Some(17)), "panic: out of gas");
+        assert_eq!(cut("panic: out of gas", Some(10)), "panic: …");
+        assert_eq!(cut("\u{20ac}\u{20ac}\u{20ac}", Some(8)), "\u{20ac}…");
+        assert_eq!(cut("panic", Some(0)), "…");
+        assert_eq!(cut("panic: out of gas", None), "panic: out of gas");
+    }
+}
