@@ -35,7 +35,26 @@ answers_end_of_wait() {
   rest_caught_up "$1" "$2" || ! alive "$3/sqlite.pid" || ! alive "$3/postgres.pid"
 }
 
-# The same chain on SQLite and on PostgreSQL: the same answers of /v1, byte for byte.
+# answers_holes SCHEMA BLOCKS: statements that leave blocks without rows of some workers, as a worker does that can't process them: one of all workers, and so
+# many of one worker that an answer doesn't name them all.
+answers_holes() {
+  local table worker one=$(($2 / 3)) from=$(($2 * 2 / 5)) to=$(($2 * 4 / 5))
+  for worker in token evm meta accounts tx_metrics tx_contracts; do
+    printf "INSERT INTO %squarantined_blocks (service_name, height) VALUES ('%s_worker', %d);\n" "$1" "$worker" "$one"
+  done
+  for table in ft_transfers nft_transfers evm_transactions evm_logs smart_contracts address_transactions tx_metrics tx_contracts; do
+    printf 'DELETE FROM %s%s WHERE block_height = %d;\n' "$1" "$table" "$one"
+  done
+  printf "INSERT INTO %squarantined_blocks (service_name, height) WITH RECURSIVE holes (height) AS \
+    (SELECT %d UNION ALL SELECT height + 1 FROM holes WHERE height < %d) SELECT 'token_worker', height FROM holes;\n" "$1" "$from" "$to"
+  for table in ft_transfers nft_transfers; do
+    printf 'DELETE FROM %s%s WHERE block_height BETWEEN %d AND %d;\n' "$1" "$table" "$from" "$to"
+  done
+  # Above the watermark: no answer names it.
+  printf "INSERT INTO %squarantined_blocks (service_name, height) VALUES ('token_worker', %d);\n" "$1" $(($2 + 10))
+}
+
+# The same chain on SQLite and on PostgreSQL: the same answers of /v1, byte for byte; and once more over holes.
 postgres_answers() {
   local blocks="${CAIRN_ANSWER_BLOCKS:-300}" dir name backend url urls=() database
   dir="$(mktemp -d "$CACHE/answers.XXXXXX")"
@@ -63,7 +82,12 @@ postgres_answers() {
       die "$url did not derive its chain within three minutes"
     fi
   done
-  python3 tests/rest/compare.py "${urls[@]}"
+  python3 tests/rest/compare.py "${urls[@]}" | tee "$dir/whole" || return 1
+  answers_holes "" "$blocks" | python3 -c 'import sqlite3, sys
+sqlite3.connect(sys.argv[1], timeout=30).executescript("BEGIN IMMEDIATE;" + sys.stdin.read() + "COMMIT;")' "$dir/sqlite/app.sqlite"
+  answers_holes app. "$blocks" |
+    "$(postgres_bin)/psql" -qX1 -v ON_ERROR_STOP=1 -d "${PG_URL%/*}/cairn_answers_$$_app" || return 1
+  python3 tests/rest/compare.py --holes --passed "$(totals_of "$dir/whole" | cut -d ' ' -f 1)" "${urls[@]}"
 }
 
 # app_server NAME: sets APP_SERVER to the arguments that name a server of the app database alone, which the test itself starts and stops.

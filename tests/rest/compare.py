@@ -1,11 +1,13 @@
 """Asks two cairns that hold the same chain the same questions, and demands the same answers, byte for byte.
 
-    compare.py URL_A URL_B
+    compare.py [--holes] [--passed N] URL_A URL_B
 
 Every path of the OpenAPI document is asked for: lists page by page, and what they name one by one. Cursors are sealed with a key of each
-store, so each side follows its own and they are not compared. Prints `N passed, M failed`.
+store, so each side follows its own and they are not compared. With `--holes` the derived rows have holes, and the answers have to name them. Prints
+`N passed, M failed`, with those that passed before (`--passed`).
 """
 
+import argparse
 import json
 import re
 import sys
@@ -15,6 +17,8 @@ import urllib.request
 
 PAGES = 3
 SAMPLES = 12
+# So many holes an answer names, at most.
+MAX_INCOMPLETE = 100
 CURSORS = re.compile(r'("next"|"resume"):"[^"]+"')
 
 
@@ -25,6 +29,8 @@ class Pair:
         self.passed = 0
         self.failures = []
         self.statuses = {}
+        # Of each answer: how many holes it counts, and how many it names.
+        self.holes = []
 
     def get(self, base, path):
         try:
@@ -50,6 +56,8 @@ class Pair:
                 break
             self.passed += 1
             bodies = [json.loads(text) for _, _, text in answers]
+            if meta := bodies[0].get("meta"):
+                self.holes.append((int(meta["incomplete_count"]), len(meta["incomplete"])))
             if answers[0][0] != 200 or "data" not in bodies[0]:
                 break
             data = bodies[0]["data"]
@@ -130,9 +138,31 @@ def walk(pair):
             pair.failures.append((template, "no request of this kind was made"))
 
 
+def judge_holes(pair, has_holes):
+    counts = {count for count, _ in pair.holes}
+    if not has_holes:
+        if counts != {0}:
+            pair.failures.append(("all", f"holes are named where there are none: {counts}"))
+        return
+    for what, is_there in (
+        ("an answer without holes", 0 in counts),
+        ("an answer about one block alone, which names it", 1 in counts or 2 in counts),
+        ("an answer with more holes than it names", any(count > named == MAX_INCOMPLETE for count, named in pair.holes)),
+    ):
+        if not is_there:
+            pair.failures.append(("all", f"{what} is missing: {counts}"))
+
+
 def main():
-    pair = Pair(sys.argv[1:3])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", nargs=2)
+    parser.add_argument("--holes", action="store_true")
+    parser.add_argument("--passed", type=int, default=0)
+    arguments = parser.parse_args()
+    pair = Pair(arguments.urls)
     walk(pair)
+    judge_holes(pair, arguments.holes)
+    pair.passed += arguments.passed
     for path, what in pair.failures[:20]:
         print(f"FAILED {path}")
         if isinstance(what, str):
