@@ -2,55 +2,26 @@
 
 mod support;
 
-#[path = "../../backends/tests/support/pg.rs"]
-mod pg;
+#[path = "support/repairs.rs"]
+mod repairs;
+#[path = "support/stores.rs"]
+mod stores;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use cairn_core::Height;
-use rusqlite::Connection;
+use repairs::{compared_states, metric};
 use serde_json::{Value, json};
+use stores::{Server, change, count, over, sqlite, sqlite_number};
 use support::node::MockNode;
 use support::*;
-
-/// A database for raw and app together, and a runtime to talk to it.
-struct Server {
-    runtime: tokio::runtime::Runtime,
-    db: pg::TestDb,
-}
-
-impl Server {
-    /// `None` where there is no server.
-    fn start() -> Option<Server> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime");
-        let db = runtime.block_on(pg::database())?;
-        Some(Server { runtime, db })
-    }
-
-    fn sql(&self, statements: &str) {
-        self.runtime.block_on(self.db.sql(statements));
-    }
-
-    fn number(&self, query: &str) -> i64 {
-        self.runtime.block_on(async {
-            let conn = self.db.pool().get().await.expect("connects");
-            conn.query_one(query, &[]).await.expect("runs").get(0)
-        })
-    }
-}
 
 /// The binary over SQLite in `archive`, or over the server's database.
 fn at(dir: &Path, server: Option<&Server>) -> Command {
     let mut command = cairn(dir);
-    for name in ["DB_RAW_URL", "DB_APP_URL", "PAYLOAD_INLINE_MAX_BYTES"] {
-        command.env_remove(name);
-    }
-    if let Some(server) = server {
-        command.env("DB_RAW_URL", &server.db.url).env("DB_APP_URL", &server.db.url);
-    }
+    over(&mut command, server);
     // The small node answers no calls.
     command.env("CAIRN_DERIVE__ASK_NODE", "false").env("CAIRN_DERIVE__POLL_MS", "50");
     command
@@ -61,17 +32,6 @@ fn fill(dir: &Path, server: Option<&Server>, node: &MockNode) {
     let mut command = at(dir, server);
     command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "50", "--exit-after-head"]);
     end_of(command.args(["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"])).well();
-}
-
-fn sqlite(dir: &Path, file: &str, statements: &str) {
-    let conn = Connection::open(dir.join("archive").join(file)).expect("opens");
-    conn.busy_timeout(Duration::from_secs(10)).expect("waits");
-    conn.execute_batch(statements).expect("runs");
-}
-
-fn sqlite_number(dir: &Path, file: &str, query: &str) -> i64 {
-    let conn = Connection::open(dir.join("archive").join(file)).expect("opens");
-    conn.query_row(query, [], |row| row.get(0)).expect("runs")
 }
 
 /// Runs until the derived rows of the count are as many as `expected`.
@@ -434,7 +394,8 @@ fn reorgs_give_no_false_alarm_about_state(server: Option<&Server>) {
     let node = MockNode::start(1337, 60);
     let mut command = at(dir.path(), server);
     command.args(["run", "--data", "archive", "--rpc", &node.url, "--poll-ms", "20"]);
-    let mut service = Service::start(command.env("CAIRN_REPAIR__EVERY_S", "1"));
+    command.env("CAIRN_REPAIR__EVERY_S", "1").env("CAIRN_REPAIR__STATE_AT_INTERVALS", "true");
+    let mut service = Service::start(&mut command);
     service.until("all is stored", |service| service.height() == Some(60));
     for round in 1..=12 {
         {
@@ -452,6 +413,7 @@ fn reorgs_give_no_false_alarm_about_state(server: Option<&Server>) {
         let runs = metric(service, r#"cairn_repair_runs_total{outcome="clean"}"#);
         runs.is_some_and(|runs| runs >= 3)
     });
+    assert!(compared_states(&service) > 0, "{}", service.log());
     for counter in [
         r#"cairn_repair_found_total{what="state"}"#,
         r#"cairn_repair_found_total{what="derived"}"#,
@@ -460,12 +422,6 @@ fn reorgs_give_no_false_alarm_about_state(server: Option<&Server>) {
         assert_eq!(metric(&service, counter), Some(0), "{counter}\n{}", service.log());
     }
     assert!(service.stop().0.success());
-}
-
-/// The value of a metric.
-fn metric(service: &Service, name: &str) -> Option<u64> {
-    let text = service.get("/metrics").1;
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 #[test]
@@ -767,21 +723,6 @@ fn tables_are_made_anew_in_place_and_exported_before_they_are_dropped() {
         server.number("SELECT count(*) FROM app.evm_transactions")
     });
     assert!(run(&["repair"]).well().contains("0 rows differ"));
-}
-
-/// A statement about the raw or the app database, whose schema is in its tables' names on PostgreSQL alone.
-fn change(dir: &Path, server: Option<&Server>, schema: &str, statement: &str) {
-    match server {
-        Some(server) => server.sql(&statement.replace("@", &format!("{schema}."))),
-        None => sqlite(dir, &format!("{schema}.sqlite"), &statement.replace("@", "")),
-    }
-}
-
-fn count(dir: &Path, server: Option<&Server>, query: &str) -> i64 {
-    match server {
-        Some(server) => server.number(&query.replace("@", "app.")),
-        None => sqlite_number(dir, "app.sqlite", &query.replace("@", "")),
-    }
 }
 
 /// A dead lease, events that could not be decoded, a pause: what an operator types, and what comes of it.

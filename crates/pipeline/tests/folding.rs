@@ -10,6 +10,7 @@ use cairn_core::{Height, HeightRange, StoredBlock};
 use cairn_pipeline::derive::processor::{
     Changes, FoldBlock, FoldState, Folder, ProcessError, Processor, ServiceInfo,
 };
+use cairn_pipeline::derive::replay::{Deviation, Replay, Slice};
 use cairn_pipeline::derive::state::{ChunkInput, ChunkState, Found, Lookup};
 use cairn_pipeline::derive::{DeriveError, DeriveOptions};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain};
@@ -151,6 +152,79 @@ fn every_cut_into_chunks_leaves_the_same_state_and_the_same_way_back() {
             }
             assert_eq!(state, right(&blocks[..height as usize]), "before {height}");
         }
+    }
+}
+
+/// Folds blocks on from where the replay stands, in chunks of so many.
+fn replay_on(replay: &mut Replay, blocks: &[StoredBlock], chunk: usize, finalized: Height) {
+    // The store has events of later blocks too.
+    let events: Vec<Row> = blocks.iter().map(|block| mark(block.facts.block_ref())).collect();
+    let at = replay.next().get() as usize;
+    for blocks in blocks[at..].chunks(chunk) {
+        let heights = HeightRange::new(replay.next(), blocks[blocks.len() - 1].facts.height.next());
+        let of_chunk = events[heights.start().get() as usize..heights.end().get() as usize].to_vec();
+        let input = ChunkInput::fold(&LinkWorker, blocks.to_vec(), vec![of_chunk]).unwrap();
+        let (mut found, mut asked) = (BTreeMap::new(), 0);
+        loop {
+            let before = replay.next();
+            let wanted = replay.fold(heights, &input, &found, finalized).unwrap();
+            if wanted.is_empty() {
+                break;
+            }
+            assert_eq!(replay.next(), before, "nothing is folded while something is wanted");
+            assert!(
+                wanted.iter().all(|lookup| lookup.table == MARKS.name),
+                "its own state it has: {wanted:?}"
+            );
+            found.extend(wanted.into_iter().map(|lookup| {
+                let rows = look(&Rows::new(), &events, &lookup);
+                (lookup, rows)
+            }));
+            asked += 1;
+        }
+        assert!(asked <= 2, "{asked} times for a chunk of {chunk}");
+    }
+}
+
+fn table_of(rows: &Rows, table: &'static str) -> Vec<Row> {
+    rows.iter().filter(|((name, _), _)| *name == table).map(|(_, row)| row.clone()).collect()
+}
+
+/// What differs, of both tables.
+fn differences(replay: &Replay, stored: &Rows) -> Vec<(Key, Deviation)> {
+    let of = |table: &'static TableDef| {
+        let stored = table_of(stored, table.name);
+        let (compared, found) = replay.differences(table.name, None, None, &stored).unwrap();
+        assert!(compared >= stored.len() as u64);
+        found.into_iter().map(|found| (found.key, found.deviation))
+    };
+    of(&SLOTS).chain(of(&LINKS)).collect()
+}
+
+#[test]
+fn a_replay_looks_at_the_state_that_it_made_itself() {
+    let chain = tiny(5);
+    let (main, other) = (chain_of(&chain, MAIN, 60), chain_of(&chain, fork(&chain, 40, 1), 70));
+    for chunk in [1, 7, 61] {
+        let folder: Arc<dyn Folder> = Arc::new(LinkWorker);
+        let mut replay = Replay::new(folder, &catalog(), Slice::ALL, 0, Height(0), usize::MAX).unwrap();
+        replay_on(&mut replay, &main, chunk, Height(20));
+        let stored = right(&main);
+        assert_eq!(differences(&replay, &stored), [], "chunks of {chunk}");
+
+        // Wrong state is found, and nothing that a later block made of it is right because it is stored.
+        let mut wrong = stored.clone();
+        let first = wrong.iter_mut().find(|((table, _), _)| *table == LINKS.name).unwrap();
+        let (key, was) = (first.0.1.clone(), first.1.0[2].clone());
+        first.1.0[2] = Value::Bool(was == Value::Bool(false));
+        let columns = vec![("is_last", Value::Bool(was == Value::Bool(false)), was)];
+        assert_eq!(differences(&replay, &wrong), [(key, Deviation::Columns(columns))]);
+
+        // A reorg is taken back, chunks or not.
+        assert!(replay.roll_back(Height(41)) && replay.next() == Height(41));
+        assert_eq!(differences(&replay, &right(&main[..41])), [], "chunks of {chunk}");
+        replay_on(&mut replay, &other, chunk, Height(20));
+        assert_eq!(differences(&replay, &right(&other)), [], "chunks of {chunk}");
     }
 }
 

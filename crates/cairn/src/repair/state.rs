@@ -2,21 +2,22 @@
 //!
 //! A [`Replay`] folds the events from the first height on, in pieces that are each read from one snapshot of either store, until it stands at the
 //! folder's checkpoint. Then stored rows are walked by key and compared, a piece at a time; where the folder has gone on meanwhile, the replay follows it before
-//! the next piece. A reorg is taken back in the replay as it is in the store. Memory is bounded by the replay, which leaves out a part of the keys where it has
+//! the next piece. A reorg is taken back in the replay as it is in the store. A folder that looks at state sees that of the replay; events that it looks for by
+//! an index are read for it from the store. Memory is bounded by the replay, which leaves out a part of the keys where it has
 //! to: a whole repair goes over the events again for each part that was left out, one at intervals takes another part each time.
 //!
 //! A row that differs is mended by folding all of the folder's state anew, which is done only where it is asked for.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_core::{ErrorKind, Height, HeightRange, StoredBlock};
+use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_pipeline::derive::DeriveError;
 use cairn_pipeline::derive::processor::{Folder, Processor};
 use cairn_pipeline::derive::replay::{Deviation, Difference, Replay, Slice};
-use cairn_store::derived::{
-    Catalog, DerivedSnapshot, Key, LeaseFilter, LeaseKind, Row, Scan, TableDef, Value,
-};
+use cairn_pipeline::derive::state::{ChunkInput, Found, Lookup};
+use cairn_store::derived::{Catalog, DerivedSnapshot, Key, LeaseFilter, LeaseKind, Scan, TableDef, Value};
 use cairn_store::{RawReader, RawSnapshot, StoreError};
 
 use super::Report;
@@ -29,6 +30,8 @@ const CHUNK_HEIGHTS: u64 = 1_000;
 const CHUNK_BYTES: u64 = 8 << 20;
 /// Stored rows that are compared at once.
 const PIECE_ROWS: usize = 5_000;
+/// How many lookups one snapshot answers: a store may end it after two seconds.
+const LOOKUPS_PER_SNAPSHOT: usize = 200;
 /// How often a piece is read again that could not be read now.
 const MAX_TRIES: u32 = 20;
 /// The pause before that.
@@ -109,9 +112,13 @@ struct View {
 /// What is folded next.
 struct Chunk {
     heights: HeightRange,
-    blocks: Vec<StoredBlock>,
-    events: Vec<Vec<Row>>,
+    input: ChunkInput,
     finalized: Height,
+    /// The newest reorg when it was read.
+    reorg_id: Option<u64>,
+    /// What the store has for lookups of events, and those that are wanted besides.
+    found: BTreeMap<Lookup, Found>,
+    wanted: BTreeSet<Lookup>,
 }
 
 enum Step {
@@ -151,13 +158,6 @@ impl States<'_> {
 
     async fn repair_one(&self, folder: &Arc<dyn Folder>, report: &mut Report) -> anyhow::Result<()> {
         let service = folder.service();
-        if folder.looks_at_state() {
-            report.notes.push(format!(
-                "{}: its state was not compared: what a block changes depends on rows of long ago",
-                service.name
-            ));
-            return Ok(());
-        }
         let snapshot = match self.app.snapshot().await {
             Ok(snapshot) => snapshot,
             // Nothing was ever derived here.
@@ -255,15 +255,26 @@ impl States<'_> {
         mut replay: Replay,
         first: Height,
     ) -> Result<(Replay, Comparison), Stop> {
-        let (mut comparison, mut tries) = (Comparison::default(), 0);
+        let (mut comparison, mut tries, mut halted) = (Comparison::default(), 0, None);
         loop {
-            match self.step(folder, &mut replay, &mut comparison, first, CHUNK_HEIGHTS >> tries.min(6)).await
-            {
+            let step = match halted.take() {
+                Some(chunk) => self.look(folder, &mut replay, &mut comparison, first, chunk).await,
+                None => {
+                    let max_heights = CHUNK_HEIGHTS >> tries.min(6);
+                    self.step(folder, &mut replay, &mut comparison, first, max_heights).await
+                }
+            };
+            match step {
                 Ok(Step::Done) => return Ok((replay, comparison)),
                 Ok(Step::Compared) => tries = 0,
                 Ok(Step::Fold(chunk)) => {
-                    tries = 0;
-                    replay = fold(replay, chunk).await?;
+                    let (folded, chunk) = fold(replay, chunk).await?;
+                    replay = folded;
+                    if chunk.wanted.is_empty() {
+                        tries = 0;
+                    } else {
+                        halted = Some(chunk);
+                    }
                 }
                 Err(Stop::Disturbed(why)) if tries == MAX_TRIES => return Err(Stop::Not(why)),
                 Err(Stop::Disturbed(_)) => {
@@ -287,7 +298,8 @@ impl States<'_> {
         let view = self.view(folder, replay, comparison, first).await?;
         if replay.next() < view.checkpoint {
             let end = Height(replay.next().get().saturating_add(max_heights)).min(view.checkpoint);
-            return Ok(Step::Fold(read(folder, &view, HeightRange::new(replay.next(), end)).await?));
+            let heights = HeightRange::new(replay.next(), end);
+            return Ok(Step::Fold(read(folder, view, heights, comparison.reorg_id).await?));
         }
         let Some(table) = folder.service().tables.get(comparison.table) else { return Ok(Step::Done) };
         let mut scan = Scan::new(table.name, PIECE_ROWS);
@@ -309,6 +321,29 @@ impl States<'_> {
         }
         comparison.after = to;
         Ok(Step::Compared)
+    }
+
+    /// Reads the events that the folder looks for while it folds a chunk.
+    async fn look(
+        &self,
+        folder: &Arc<dyn Folder>,
+        replay: &mut Replay,
+        comparison: &mut Comparison,
+        first: Height,
+        mut chunk: Chunk,
+    ) -> Result<Step, Stop> {
+        while !chunk.wanted.is_empty() {
+            let view = self.view(folder, replay, comparison, first).await?;
+            if comparison.reorg_id != chunk.reorg_id {
+                return Err(Stop::Disturbed("a reorg was in the way".into()));
+            }
+            for _ in 0..LOOKUPS_PER_SNAPSHOT {
+                let Some(lookup) = chunk.wanted.pop_first() else { break };
+                let page = view.app.scan(&lookup.to_scan()).await?;
+                chunk.found.insert(lookup, Found { is_whole: page.more.is_none(), rows: page.rows });
+            }
+        }
+        Ok(Step::Fold(chunk))
     }
 
     /// Opens both stores; reorgs that came meanwhile are taken back in the replay.
@@ -374,7 +409,12 @@ fn services(tables: &[&'static TableDef]) -> Vec<&'static str> {
     services
 }
 
-async fn read(folder: &Arc<dyn Folder>, view: &View, heights: HeightRange) -> Result<Chunk, Stop> {
+async fn read(
+    folder: &Arc<dyn Folder>,
+    view: View,
+    heights: HeightRange,
+    reorg_id: Option<u64>,
+) -> Result<Chunk, Stop> {
     let head = view.raw.head();
     if heights.intersect(head.range()) != heights {
         return Err(Stop::Not(format!("not all blocks of heights {heights} are stored")));
@@ -397,15 +437,26 @@ async fn read(folder: &Arc<dyn Folder>, view: &View, heights: HeightRange) -> Re
     }
     let blocks = blocks.into_iter().filter(|block| block.facts.height < end).collect();
     let finalized = head.stored_finalized().map_or(Height::ZERO, Height::next);
-    Ok(Chunk { heights, blocks, events, finalized })
+    drop(view);
+    let folder = folder.clone();
+    let input = compute(move || ChunkInput::fold(&*folder, blocks, events)).await?;
+    Ok(Chunk { heights, input, finalized, reorg_id, found: BTreeMap::new(), wanted: BTreeSet::new() })
 }
 
-async fn fold(mut replay: Replay, chunk: Chunk) -> Result<Replay, Stop> {
-    let folded = tokio::task::spawn_blocking(move || {
-        replay.fold(chunk.heights, chunk.blocks, chunk.events, chunk.finalized)?;
-        Ok::<_, DeriveError>(replay)
-    });
-    Ok(folded.await.map_err(|error| Stop::Failed(anyhow::anyhow!("the folder panicked: {error}")))??)
+async fn fold(mut replay: Replay, mut chunk: Chunk) -> Result<(Replay, Chunk), Stop> {
+    compute(move || {
+        chunk.wanted = replay.fold(chunk.heights, &chunk.input, &chunk.found, chunk.finalized)?;
+        Ok((replay, chunk))
+    })
+    .await
+}
+
+/// Off the async threads.
+async fn compute<T: Send + 'static>(
+    run: impl FnOnce() -> Result<T, DeriveError> + Send + 'static,
+) -> Result<T, Stop> {
+    let ended = tokio::task::spawn_blocking(run).await;
+    Ok(ended.map_err(|error| Stop::Failed(anyhow::anyhow!("the folder panicked: {error}")))??)
 }
 
 fn describe(service: &str, table: &str, difference: &Difference) -> String {

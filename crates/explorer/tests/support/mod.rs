@@ -290,9 +290,6 @@ impl Folded {
     /// Demands that the state of `name` is what a replay of the chain makes of it, at once and in slices: that groups can be folded alone.
     pub fn hold_against_replays(&self, name: &str, chain: &[(StoredBlock, Tables)]) {
         let Processor::Folder(folder) = processor(&self.processors, name) else { panic!("{name}") };
-        if folder.looks_at_state() {
-            return;
-        }
         let Some(first) = chain.first().map(|(block, _)| block.facts.height) else { return };
         for max_bytes in [usize::MAX, 6_000] {
             let (mut slices, mut compared, mut too_large) = (vec![Slice::ALL], 0, BTreeSet::new());
@@ -303,7 +300,15 @@ impl Folded {
                     let heights = HeightRange::new(replay.next(), block.facts.height.next());
                     let rows = |table: &&TableDef| tables.get(table.name).cloned().unwrap_or_default();
                     let events = folder.reads().iter().map(rows).collect();
-                    replay.fold(heights, vec![block.clone()], events, Height::ZERO).unwrap();
+                    let input = ChunkInput::fold(&*folder, vec![block.clone()], events).unwrap();
+                    let mut found = BTreeMap::new();
+                    loop {
+                        let wanted = replay.fold(heights, &input, &found, Height::ZERO).unwrap();
+                        if wanted.is_empty() {
+                            break;
+                        }
+                        found.extend(wanted.into_iter().map(|lookup| (lookup.clone(), self.look(&lookup))));
+                    }
                 }
                 for table in folder.service().tables {
                     let stored = self.table(table.name);

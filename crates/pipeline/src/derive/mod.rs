@@ -21,6 +21,7 @@ mod held;
 mod map;
 mod options;
 mod orphans;
+mod part;
 pub mod processor;
 mod read;
 mod recent;

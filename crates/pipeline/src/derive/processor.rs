@@ -179,7 +179,7 @@ pub trait Folder: Send + Sync {
     /// from the row's old and new state, such as a count of holders. Changes made here don't call it again; later blocks see them.
     fn settled(&self, _table: &'static str, _before: Option<&Row>, _after: &Row, _changes: &mut Changes) {}
 
-    /// Whether [`Folder::fold_with_state`] is called at all: such a folder's state can't be made once more a part at a time ([`super::replay`]).
+    /// Whether [`Folder::fold_with_state`] is called at all.
     fn looks_at_state(&self) -> bool {
         false
     }
@@ -194,8 +194,10 @@ pub trait Folder: Send + Sync {
         Ok(())
     }
 
-    /// What a row of state belongs to, from its key: [`Folder::settled`] of a row changes rows of its own group alone, so that a group can be folded
-    /// without the others when state is held against its events ([`super::replay`]). Nothing: all rows are one group.
+    /// What a row of state belongs to, from its key: what becomes of a group follows from events and from rows of that group alone, so that it can be folded
+    /// without the others when state is held against its events ([`super::replay`]). [`Folder::settled`] of a row changes rows of its own group, and
+    /// [`Folder::fold_with_state`] doesn't fail where the rows of another group are never there, even after it changed them. Nothing: all rows are
+    /// one group.
     fn group<'a>(&self, _table: &'static str, _key: &'a Key) -> &'a [Value] {
         &[]
     }

@@ -1,53 +1,30 @@
 //! A folder's state made once more in memory, to hold what is stored against it.
 //!
-//! A [`Replay`] folds event rows from the first height on through the folder itself, block by block. It keeps a bounded number of bytes: where
-//! the rows of all groups ([`Folder::group`]) take more, it goes on with half of the groups only ([`Slice`]), and leaves out a group that takes
-//! too much by itself. What each block above finality changed is kept too, also bounded, so that a reorg is taken back and not begun anew for.
+//! A [`Replay`] folds event rows from the first height on through the folder itself, in chain order, as it was done when they came ([`super::state`]): a
+//! folder that looks at state sees what the blocks before left in the replay, and never what is stored. Events that it looks for by an index, of
+//! blocks long ago, the caller reads.
+//!
+//! It keeps a bounded number of bytes: where the rows of all groups ([`Folder::group`]) take more, it goes on with half of the groups only ([`Slice`]), and
+//! leaves out a group that takes too much by itself. What each block above finality changed is kept too, also bounded, so that a reorg is taken back and
+//! not begun anew for.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use cairn_core::{BlockFacts, Height, HeightRange, StoredBlock};
-use cairn_store::derived::{Catalog, Change, Key, Row, Table, Value};
+use cairn_core::{Height, HeightRange};
+use cairn_store::derived::{Catalog, Key, Row, Table, Value};
 
 use super::error::DeriveError;
-use super::guard::guarded;
-use super::processor::{Changes, Folder};
-use super::state::ChunkInput;
+use super::part::Part;
+pub use super::part::Slice;
+use super::processor::Folder;
+use super::state::{ChunkInput, ChunkState, Found, Lookup};
 
 /// The bytes that are kept of what blocks above finality changed, at most.
 const JOURNAL_BYTES: usize = 16 << 20;
 /// What a row costs beside its fields and its key's, in bytes, about.
 const ROW_OVERHEAD_BYTES: usize = 96;
-/// A slice is not halved more often.
-const MAX_DEPTH: u32 = 48;
-
-/// A part of all groups: those whose hash ends in these bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slice {
-    depth: u32,
-    bits: u64,
-}
-
-impl Slice {
-    /// Everything.
-    pub const ALL: Slice = Slice { depth: 0, bits: 0 };
-
-    fn holds(self, group: &[Value]) -> bool {
-        let mut hasher = DefaultHasher::new();
-        group.hash(&mut hasher);
-        hasher.finish() & ((1 << self.depth) - 1) == self.bits
-    }
-
-    /// Its half on this side, and the other.
-    fn halves(self, side: bool) -> (Slice, Slice) {
-        let half =
-            |side: bool| Slice { depth: self.depth + 1, bits: self.bits | (u64::from(side) << self.depth) };
-        (half(side), half(!side))
-    }
-}
 
 /// How a stored row differs from what its events make.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,8 +52,9 @@ type Before = BTreeMap<(&'static str, Key), Option<Row>>;
 /// State of one folder as its events make it, up to a height.
 pub struct Replay {
     folder: Arc<dyn Folder>,
+    catalog: Catalog,
     tables: BTreeMap<&'static str, Arc<Table>>,
-    slice: Slice,
+    part: Part,
     /// Which half it goes on with, by depth.
     turn: u64,
     rows: BTreeMap<&'static str, BTreeMap<Key, Row>>,
@@ -88,7 +66,6 @@ pub struct Replay {
     journal_bytes: usize,
     /// Nothing below it can be taken back.
     kept_from: Height,
-    too_large: BTreeSet<Vec<Value>>,
     left_out: Vec<Slice>,
 }
 
@@ -103,21 +80,16 @@ impl Replay {
         first: Height,
         max_bytes: usize,
     ) -> Result<Replay, DeriveError> {
-        if folder.looks_at_state() {
-            let name = folder.service().name;
-            return Err(DeriveError::Invalid(format!(
-                "what {name} makes of a block depends on rows that no replay has"
-            )));
-        }
         let mut tables = BTreeMap::new();
         for def in folder.service().tables {
             tables.insert(def.name, catalog.table(def.name)?.clone());
         }
         Ok(Replay {
             rows: tables.keys().map(|name| (*name, BTreeMap::new())).collect(),
+            part: Part::new(folder.clone(), slice),
             folder,
+            catalog: catalog.clone(),
             tables,
-            slice,
             turn,
             bytes: 0,
             max_bytes,
@@ -126,7 +98,6 @@ impl Replay {
             journal: VecDeque::new(),
             journal_bytes: 0,
             kept_from: Height::ZERO,
-            too_large: BTreeSet::new(),
             left_out: Vec::new(),
         })
     }
@@ -138,7 +109,7 @@ impl Replay {
 
     /// What it keeps by now.
     pub fn slice(&self) -> Slice {
-        self.slice
+        self.part.slice
     }
 
     /// The slices that it left out since it began, none of which overlap.
@@ -146,31 +117,57 @@ impl Replay {
         &self.left_out
     }
 
-    /// The groups that take too much by themselves.
+    /// The groups of its slice that take too much by themselves.
     pub fn too_large(&self) -> impl Iterator<Item = &[Value]> {
-        self.too_large.iter().map(Vec::as_slice)
+        let Part { slice, too_large, .. } = &self.part;
+        too_large.iter().map(Vec::as_slice).filter(move |group| slice.holds(group))
     }
 
-    /// Folds the blocks of `heights`, which begin where it stands. `events` are the rows of the tables that the folder reads; nothing below
-    /// `finalized` is ever taken back.
+    /// Folds the blocks of `heights`, which begin where it stands; nothing below `finalized` is ever taken back. `found` is what the store has for lookups of
+    /// events. Where that is not all that the folder looks for, nothing is folded, and it says what is wanted besides.
     pub fn fold(
         &mut self,
         heights: HeightRange,
-        blocks: Vec<StoredBlock>,
-        events: Vec<Vec<Row>>,
+        input: &ChunkInput,
+        found: &BTreeMap<Lookup, Found>,
         finalized: Height,
-    ) -> Result<(), DeriveError> {
+    ) -> Result<BTreeSet<Lookup>, DeriveError> {
         if heights.start() != self.next {
             return Err(DeriveError::Invalid(format!("{heights} doesn't begin at height {}", self.next)));
         }
-        for (facts, changes) in ChunkInput::fold(&*self.folder, blocks, events)?.into_changes() {
-            self.block(&facts, changes, finalized)?;
-        }
+        let state = ChunkState::new(&*self.folder, &self.catalog, finalized)?;
+        let mut state = state.of_part(self.part.clone());
+        let mut missing = state.touched_by(input)?;
+        let state = loop {
+            for (table, key) in missing.places {
+                let row = self.rows.get(table).and_then(|rows| rows.get(&key)).cloned();
+                state.give(table, key, row);
+            }
+            let mut wanted = BTreeSet::new();
+            for lookup in missing.lookups {
+                let of_store = found.get(&lookup).cloned();
+                let own = self.tables.contains_key(lookup.table).then(|| self.look(&lookup));
+                match own.transpose()?.or(of_store) {
+                    Some(found) => state.give_found(lookup, found),
+                    None => _ = wanted.insert(lookup),
+                }
+            }
+            if !wanted.is_empty() {
+                return Ok(wanted);
+            }
+            let mut worked = state.clone();
+            let (_, more) = worked.run(&*self.folder, input)?;
+            if more.is_empty() {
+                break worked;
+            }
+            missing = more;
+        };
+        self.keep(state)?;
         self.next = heights.end();
         self.kept_from = self.kept_from.max(finalized);
         self.shrink_journal();
         self.shrink();
-        Ok(())
+        Ok(BTreeSet::new())
     }
 
     /// Takes back what was folded from `next` on. `false`: that is no longer possible, and it has to begin anew.
@@ -185,7 +182,7 @@ impl Replay {
             let Some((_, before)) = self.journal.pop_back() else { break };
             self.journal_bytes -= weight_of(&before);
             for ((table, key), row) in before {
-                if self.keeps(table, &key) {
+                if self.part.holds(table, &key) {
                     self.put(table, key, row);
                 }
             }
@@ -210,7 +207,7 @@ impl Replay {
         let (mut compared, mut differences) = (0, Vec::new());
         for row in stored {
             let key = def.key_of(row);
-            if !self.keeps(table, &key) {
+            if !self.part.holds(table, &key) {
                 continue;
             }
             compared += 1;
@@ -242,55 +239,48 @@ impl Replay {
         })
     }
 
-    fn keeps(&self, table: &'static str, key: &Key) -> bool {
-        let group = self.folder.group(table, key);
-        self.slice.holds(group) && (self.too_large.is_empty() || !self.too_large.contains(group))
+    /// What it has for a lookup in one of the folder's own tables.
+    fn look(&self, lookup: &Lookup) -> Result<Found, DeriveError> {
+        let table = self.table(lookup.table)?;
+        let columns = table.index_columns(lookup.index)?;
+        // Of the key's columns, the first ones are said as a rule: no index is kept beside the rows.
+        let said = |column: &usize| {
+            let at = columns.iter().take(lookup.prefix.len()).position(|of_index| of_index == column)?;
+            lookup.prefix.get(at).cloned()
+        };
+        let first = Key(table.index_columns(None)?.iter().map_while(said).collect());
+        let fits = |row: &&Row| columns.iter().zip(&lookup.prefix).all(|(&at, value)| row.0[at] == *value);
+        let near = self.rows[lookup.table].range(&first..).take_while(|(key, _)| key.0.starts_with(&first.0));
+        let mut rows: Vec<Row> = near.map(|(_, row)| row).filter(fits).cloned().collect();
+        rows.sort_by_cached_key(|row| -> Vec<Value> {
+            columns.iter().map(|&at| row.0[at].clone()).collect()
+        });
+        let is_whole = rows.len() <= lookup.limit;
+        rows.truncate(lookup.limit);
+        Ok(Found { rows, is_whole })
     }
 
-    fn block(
-        &mut self,
-        facts: &BlockFacts,
-        changes: Vec<(&'static str, Change)>,
-        finalized: Height,
-    ) -> Result<(), DeriveError> {
-        let mut before = Before::new();
-        self.lay(facts.height, changes, &mut before)?;
-        let mut more = Changes::default();
-        for ((table, key), old) in &before {
-            let Some(after) = self.rows[table].get(key) else { continue };
-            guarded(facts.block_ref(), || {
-                self.folder.settled(table, old.as_ref(), after, &mut more);
-                Ok(())
-            })?;
-        }
-        self.lay(facts.height, more.into_parts().0, &mut before)?;
-        if facts.height >= finalized {
-            self.journal_bytes += weight_of(&before);
-            self.journal.push_back((facts.height, before));
-        }
-        Ok(())
-    }
-
-    fn lay(
-        &mut self,
-        height: Height,
-        changes: Vec<(&'static str, Change)>,
-        before: &mut Before,
-    ) -> Result<(), DeriveError> {
-        for (name, change) in changes {
-            let table = self.table(name)?.clone();
-            let key = change.key(&table)?;
-            if !self.keeps(name, &key) {
-                continue;
+    /// Keeps what was folded, and how to take it back.
+    fn keep(&mut self, folded: ChunkState) -> Result<(), DeriveError> {
+        let mut journal: BTreeMap<Height, Before> = BTreeMap::new();
+        for rows in folded.into_rows() {
+            let table = self.table(rows.table)?.clone();
+            for changed in rows.rows {
+                let key = table.key_of(&changed.row);
+                for (height, before) in changed.undo {
+                    journal.entry(height).or_default().insert((rows.table, key.clone()), before);
+                }
+                self.put(rows.table, key, Some(changed.row));
             }
-            let row = change.apply(&table, self.rows[name].get(&key), height)?;
-            let old = self.put(name, key.clone(), Some(row));
-            before.entry((name, key)).or_insert(old);
+        }
+        for (height, before) in journal {
+            self.journal_bytes += weight_of(&before);
+            self.journal.push_back((height, before));
         }
         Ok(())
     }
 
-    fn put(&mut self, table: &'static str, key: Key, row: Option<Row>) -> Option<Row> {
+    fn put(&mut self, table: &'static str, key: Key, row: Option<Row>) {
         let weight = |row: &Row| row_weight(&key, row);
         self.bytes += row.as_ref().map_or(0, weight);
         let rows = self.rows.entry(table).or_default();
@@ -299,7 +289,6 @@ impl Replay {
             None => rows.remove(&key),
         };
         self.bytes -= old.as_ref().map_or(0, weight);
-        old
     }
 
     fn shrink_journal(&mut self) {
@@ -324,17 +313,16 @@ impl Replay {
             }
             let largest = groups.into_iter().max_by_key(|(_, bytes)| *bytes);
             let Some((group, bytes)) = largest else { return };
-            if bytes > self.max_bytes / 2 || self.slice.depth == MAX_DEPTH {
-                self.too_large.insert(group.to_vec());
-            } else {
-                let side = (self.turn >> self.slice.depth) & 1 == 1;
-                let (kept, left) = self.slice.halves(side);
-                self.slice = kept;
-                self.left_out.push(left);
+            match self.part.slice.halves(self.turn).filter(|_| bytes <= self.max_bytes / 2) {
+                Some((kept, left)) => {
+                    self.part.slice = kept;
+                    self.left_out.push(left);
+                }
+                None => _ = Arc::make_mut(&mut self.part.too_large).insert(group.to_vec()),
             }
             let mut rows = std::mem::take(&mut self.rows);
             for (table, rows) in &mut rows {
-                rows.retain(|key, _| self.keeps(table, key));
+                rows.retain(|key, _| self.part.holds(table, key));
             }
             self.bytes = rows.values().flatten().map(|(key, row)| row_weight(key, row)).sum();
             self.rows = rows;
@@ -356,10 +344,12 @@ fn weight_of(before: &Before) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use cairn_core::BlockId;
-    use cairn_store::derived::{BLOCK_HEIGHT, ColumnType, LAST_HEIGHT, Merge, TableClass, TableDef, column};
+    use cairn_core::{BlockFacts, BlockId, StoredBlock};
+    use cairn_store::derived::{
+        BLOCK_HEIGHT, Change, ColumnType, LAST_HEIGHT, Merge, TableClass, TableDef, column,
+    };
 
-    use super::super::processor::{FoldBlock, ProcessError, ServiceInfo};
+    use super::super::processor::{Changes, FoldBlock, ProcessError, ServiceInfo};
     use super::*;
 
     static MOVES: TableDef = TableDef {
@@ -445,7 +435,9 @@ mod tests {
         let rows =
             whats.iter().map(|what| Row(vec![Value::height(facts.height), Value::Int(*what)])).collect();
         let heights = HeightRange::one(facts.height);
-        replay.fold(heights, vec![block], vec![rows], Height(finalized)).expect("folds");
+        let input = ChunkInput::fold(&Sums, vec![block], vec![rows]).expect("folds");
+        let wanted = replay.fold(heights, &input, &BTreeMap::new(), Height(finalized)).expect("folds");
+        assert!(wanted.is_empty());
     }
 
     fn row(what: i64, count: i64, last: i64) -> Row {
@@ -518,34 +510,6 @@ mod tests {
             slices.extend(part.left_out());
         }
         assert_eq!(count, whats.len());
-    }
-
-    /// Looks at rows of long ago.
-    struct Looking;
-
-    impl Folder for Looking {
-        fn service(&self) -> &'static ServiceInfo {
-            &SERVICE
-        }
-
-        fn reads(&self) -> &'static [&'static TableDef] {
-            READS
-        }
-
-        fn fold(&self, _: &FoldBlock<'_>, _: &mut Changes) -> Result<(), ProcessError> {
-            Ok(())
-        }
-
-        fn looks_at_state(&self) -> bool {
-            true
-        }
-    }
-
-    #[test]
-    fn a_folder_that_looks_at_state_is_not_replayed() {
-        let catalog = Catalog::new([&MOVES, &SUMS]).expect("right");
-        let refused = Replay::new(Arc::new(Looking), &catalog, Slice::ALL, 0, Height(0), usize::MAX);
-        assert!(matches!(refused, Err(DeriveError::Invalid(_))));
     }
 
     #[test]

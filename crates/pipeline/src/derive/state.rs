@@ -4,6 +4,8 @@
 //! rows that were loaded. What it misses counts as absent and is remembered; such a round counts for nothing. What it missed is loaded, and the
 //! next round begins at the first block again. Up to the first miss a round is right, so each is right further than the one before it; the
 //! last one, which misses nothing, is right as a whole, and the same however the blocks were cut into chunks.
+//!
+//! A replay ([`super::replay`]) that has no memory for all rows folds a [`Part`] of them. Other rows are never there then, whatever changes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use cairn_store::derived::{
 
 use super::error::DeriveError;
 use super::guard::guarded;
+use super::part::Part;
 use super::processor::{Changes, FoldBlock, Folder, Malformed, ProcessError};
 
 /// What can't be understood, with its block.
@@ -124,11 +127,6 @@ impl ChunkInput {
         Ok(input)
     }
 
-    /// What each block changes whatever the state is.
-    pub fn into_changes(self) -> impl Iterator<Item = (BlockFacts, Vec<(&'static str, Change)>)> {
-        self.blocks.into_iter().map(|block| block.facts).zip(self.changes)
-    }
-
     fn with_block<T>(&self, at: usize, run: impl FnOnce(&FoldBlock<'_>) -> T) -> T {
         let rows: Vec<&[Row]> =
             self.events.iter().zip(&self.places[at]).map(|(events, place)| &events[place.clone()]).collect();
@@ -152,6 +150,8 @@ pub struct ChunkState {
     rows: BTreeMap<Place, Touched>,
     found: BTreeMap<Lookup, Found>,
     finalized_exclusive: Height,
+    /// The rows that it has; `None`: all.
+    part: Option<Part>,
     missing: Missing,
     /// What the rows that the block at work changes were before it.
     before: BTreeMap<Place, Option<Row>>,
@@ -174,16 +174,29 @@ impl ChunkState {
             rows: BTreeMap::new(),
             found: BTreeMap::new(),
             finalized_exclusive,
+            part: None,
             missing: Missing::default(),
             before: BTreeMap::new(),
         })
+    }
+
+    /// The same with only the rows of a part.
+    pub fn of_part(self, part: Part) -> ChunkState {
+        ChunkState { part: Some(part), ..self }
+    }
+
+    fn holds(&self, table: &'static str, key: &Key) -> bool {
+        self.part.as_ref().is_none_or(|part| part.holds(table, key))
     }
 
     /// The rows that the blocks change whatever the state is.
     pub fn touched_by(&self, input: &ChunkInput) -> Result<Missing, DeriveError> {
         let mut missing = Missing::default();
         for (name, change) in input.changes.iter().flatten() {
-            missing.places.insert((name, change.key(self.own(name)?)?));
+            let key = change.key(self.own(name)?)?;
+            if self.holds(name, &key) {
+                missing.places.insert((name, key));
+            }
         }
         Ok(missing)
     }
@@ -261,6 +274,9 @@ impl ChunkState {
     fn lay(&mut self, name: &'static str, change: &Change, height: Height) -> Result<(), DeriveError> {
         let table = self.own(name)?.clone();
         let place = (name, change.key(&table)?);
+        if !self.holds(name, &place.1) {
+            return Ok(());
+        }
         let touched = self.rows.entry(place.clone()).or_insert_with(|| {
             self.missing.places.insert(place.clone());
             Touched::default()
@@ -336,6 +352,9 @@ impl FoldState<'_> {
     pub fn row(&mut self, table: &'static TableDef, key: Key) -> Option<Row> {
         if let Err(error) = self.state.own(table.name) {
             self.failed.get_or_insert(error);
+            return None;
+        }
+        if !self.state.holds(table.name, &key) {
             return None;
         }
         let place = (table.name, key);

@@ -134,6 +134,11 @@ impl Folder for AccountStateWorker {
         }
         Ok(())
     }
+
+    /// The account.
+    fn group<'a>(&self, _table: &'static str, key: &'a Key) -> &'a [Value] {
+        key.0.get(..1).unwrap_or_default()
+    }
 }
 
 /// In chain order.

@@ -99,6 +99,11 @@ impl Folder for NftOwnershipWorker {
         }
         Ok(())
     }
+
+    /// The collection.
+    fn group<'a>(&self, _table: &'static str, key: &'a Key) -> &'a [Value] {
+        key.0.get(..2).unwrap_or_default()
+    }
 }
 
 enum Step {
