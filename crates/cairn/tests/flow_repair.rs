@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cairn_flow_node::{Behaviour, FlowNode, Generator, GeneratorOptions};
 use repairs::{compared_states, metric};
-use serde_json::Value;
+use serde_json::{Value, json};
 use stores::{Server, change, count, over};
 use support::*;
 
@@ -213,4 +213,68 @@ fn reorgs_give_no_false_alarm_about_state_on_sqlite() {
 fn reorgs_give_no_false_alarm_about_state_on_postgres() {
     let Some(server) = Server::start() else { return };
     reorgs_give_no_false_alarm_about_state(Some(&server));
+}
+
+/// Derives all that the node has, and asks it about everything.
+fn ask_about_all(dir: &Path, server: Option<&Server>, node: &Node) {
+    let mut command = run(dir, server, node);
+    let mut service = Service::start(command.env("CAIRN_DERIVE__ASK_NODE", "true"));
+    service.until("everybody is at the head", |service| {
+        let status: Value = serde_json::from_str(&service.get("/v1/status").1).expect("JSON");
+        let workers = status["data"]["derived"]["workers"].as_array().cloned().unwrap_or_default();
+        let names = workers.iter().filter_map(|worker| worker["name"].as_str());
+        let asks = names.filter(|name| name.ends_with("_metadata_worker")).count();
+        asks == 2 && workers.iter().all(|worker| worker["lag_blocks"] == json!("0"))
+    });
+    assert!(service.stop().0.success());
+}
+
+/// Rows that a mapper makes again name things whose answers may be as wrong as the rows were: the node is asked about them again, and about no others.
+fn what_repaired_rows_name_is_asked_again(server: Option<&Server>) {
+    let dir = tempfile::tempdir().expect("dir");
+    let dir = dir.path();
+    let node = node(GeneratorOptions::new(11), 150);
+    ask_about_all(dir, server, &node);
+    let number = |query: &str| count(dir, server, query);
+    let asks = number("SELECT count(*) FROM @nft_asks");
+    let wrong = || number("SELECT count(*) FROM @nft_asks WHERE message = 'wrong'");
+    let rows = number("SELECT count(*) FROM @nft_transfers");
+    change(
+        dir,
+        server,
+        "app",
+        "DELETE FROM @nft_transfers WHERE block_height BETWEEN 1060 AND 1090; UPDATE @nft_asks SET message = 'wrong'",
+    );
+    assert!(asks > 0 && wrong() == asks && number("SELECT count(*) FROM @nft_transfers") < rows);
+    let told = repair(dir, server, 256, &[]).well();
+    for name in ["nft_metadata_worker", "token_metadata_worker"] {
+        assert!(told.contains(&format!("note: {name} asks again about what heights [10")), "{told}");
+    }
+    assert!(!told.contains("contract_code_worker"), "{told}");
+    // Once more before anybody did it: nothing is asked for twice.
+    let again = repair(dir, server, 256, &[]).well();
+    assert!(again.contains("nft_metadata_worker asks about some of these heights again already"), "{again}");
+
+    let mut command = run(dir, server, &node);
+    let mut service = Service::start(command.env("CAIRN_DERIVE__ASK_NODE", "true"));
+    service.until("it is asked again", |_| {
+        number("SELECT count(*) FROM @nft_transfers") == rows
+            && number("SELECT count(*) FROM @worker_leases WHERE kind = 'reindex' AND status <> 'COMPLETED'")
+                == 0
+    });
+    assert!(service.stop().0.success());
+    assert!((1..asks).contains(&wrong()), "{} of {asks}", wrong());
+    let whole = repair(dir, server, 256, &[]).well();
+    assert!(whole.contains("0 rows differ") && !whole.contains("asks again"), "{whole}");
+}
+
+#[test]
+fn what_repaired_rows_name_is_asked_again_on_sqlite() {
+    what_repaired_rows_name_is_asked_again(None);
+}
+
+#[test]
+fn what_repaired_rows_name_is_asked_again_on_postgres() {
+    let Some(server) = Server::start() else { return };
+    what_repaired_rows_name_is_asked_again(Some(&server));
 }

@@ -72,44 +72,62 @@ pub async fn request(
         return Ok(format!("{worker}: what heights {range} name is asked again, in {leases} ranges\n"));
     }
     let mut message = format!("{worker}: heights {range} are made again, in {leases} ranges\n");
-    for follower in workers.iter().filter(|follower| follower.service.upstreams.contains(&worker)) {
+    let follows =
+        |follower: &&Worker| follower.kind == Kind::Folder && follower.service.upstreams.contains(&worker);
+    for follower in workers.iter().filter(follows) {
         let name = follower.service.name;
-        match follower.kind {
-            Kind::Folder => {
-                let first = first_height(app, name, checkpoint.next).await?;
-                reset(app, name, first).await?;
-                message += &format!("{name} is folded from it and begins anew at height {first}\n");
-            }
-            Kind::Enricher => message += &ask_again(config, app, follower.service, range).await?,
-            Kind::Mapper => {}
-        }
+        let first = first_height(app, name, checkpoint.next).await?;
+        reset(app, name, first).await?;
+        message += &format!("{name} is folded from it and begins anew at height {first}\n");
+    }
+    for told in ask_again_behind(config, app, worker, range).await? {
+        message += &told;
+        message.push('\n');
     }
     Ok(message)
 }
 
-/// Lets an enricher ask again about what a range names whose rows are made again. It waits for them by itself.
+/// Lets the enrichers behind a mapper ask again about what a range names that it makes again. What each of them does, a line each.
+pub async fn ask_again_behind(
+    config: &Config,
+    app: &dyn AppStore,
+    mapper: &str,
+    range: HeightRange,
+) -> anyhow::Result<Vec<String>> {
+    let mut told = Vec::new();
+    for follower in workers(config)? {
+        if follower.kind == Kind::Enricher && follower.service.upstreams.contains(&mapper) {
+            told.extend(ask_again(config, app, follower.service, range).await?);
+        }
+    }
+    Ok(told)
+}
+
+/// Lets an enricher ask again about what a range names whose rows are made again. It waits for them by itself. `None`: it never came to these heights.
 async fn ask_again(
     config: &Config,
     app: &dyn AppStore,
     service: &'static ServiceInfo,
     range: HeightRange,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<Option<String>> {
     let name = service.name;
-    let Some(checkpoint) = app.snapshot().await?.checkpoint(name).cloned() else { return Ok(String::new()) };
+    let Some(checkpoint) = app.snapshot().await?.checkpoint(name).cloned() else { return Ok(None) };
     let first = first_height(app, name, checkpoint.next).await?;
     let range = range.intersect(HeightRange::new(first, checkpoint.next));
     if range.is_empty() {
         // It comes to these heights yet.
-        return Ok(String::new());
+        return Ok(None);
     }
     let heights = derive::options(config).range_of(name);
     match app.request_reindex(name, service.version, range, heights).await {
-        Ok(_) => Ok(format!("{name} asks again about what these heights name, once they are made again\n")),
-        Err(StoreError::Invalid(why)) => Ok(format!(
-            "{name} asks about some of these heights again already ({why}); when it has: cairn reindex --worker {name} --from {} --to {}\n",
+        Ok(_) => {
+            Ok(Some(format!("{name} asks again about what heights {range} name, once they are made again")))
+        }
+        Err(StoreError::Invalid(why)) => Ok(Some(format!(
+            "{name} asks about some of these heights again already ({why}); when it has: cairn reindex --worker {name} --from {} --to {}",
             range.start(),
             range.end().saturating_sub(1)
-        )),
+        ))),
         Err(error) => Err(error.into()),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Blocks and rows are read in pieces, each from one snapshot of either store, and compared only where both stand on the same forks; a piece
 //! that a reorg disturbs is read again. What differs is asked for again by [`request_reindex`](cairn_store::derived::Coordinator::request_reindex), and
-//! running workers make it. State that was folded from such rows may be wrong too: it is folded anew where that is asked for, and named where not.
+//! running workers make it; who asks a node about what such rows name asks again. State that was folded from such rows may be wrong too: it is folded anew where that is asked for, and named where not.
 //! Whether state is what the events make of it is looked at when they are right: [`super::state`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +16,8 @@ use cairn_store::{RawReader, StoreError};
 
 use super::{Report, ranges_of};
 use crate::commands::reindex;
+use crate::config::Config;
+use crate::derive;
 use crate::stores::AppStore;
 
 /// Heights that are compared at once.
@@ -39,8 +41,8 @@ pub struct Derived<'a> {
     pub catalog: &'a Catalog,
     /// Who makes them.
     pub processors: &'a [Processor],
-    /// What reindexing is cut into, in heights.
-    pub range_heights: u64,
+    /// Which workers there are beside, and what reindexing is cut into.
+    pub config: &'a Config,
     /// Fold state anew whose events differed.
     pub refold: bool,
 }
@@ -216,19 +218,27 @@ impl Derived<'_> {
             let of = differences.iter().filter(|((_, height), _)| range.contains(*height));
             of.map(|(_, counts)| counts.iter().sum::<u64>()).sum()
         };
+        let range_heights = derive::options(self.config).range_of(service.name);
         for range in ranges_of(heights, JOIN_HEIGHTS) {
             let range = range.intersect(derived);
-            match self.app.request_reindex(service.name, service.version, range, self.range_heights).await {
+            match self.app.request_reindex(service.name, service.version, range, range_heights).await {
                 Ok(_) => report.rows_requested += count(range),
                 // What an earlier repair asked for is not mended yet.
                 Err(_) if self.is_being_made_again(service.name, range).await? => report.notes.push(format!(
                     "{}: of heights {range} some are being made again already; look again when they are",
                     service.name
                 )),
-                Err(error) => report
-                    .unmended
-                    .push(format!("{}: heights {range} can't be asked for again now: {error}", service.name)),
+                Err(error) => {
+                    report.unmended.push(format!(
+                        "{}: heights {range} can't be asked for again now: {error}",
+                        service.name
+                    ));
+                    continue;
+                }
             }
+            // Of what is being made again already too: an earlier repair may have ended in between.
+            let told = reindex::ask_again_behind(self.config, self.app, service.name, range).await?;
+            report.notes.extend(told);
         }
         for follower in self.processors {
             let Processor::Folder(folder) = follower else { continue };

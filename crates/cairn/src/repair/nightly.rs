@@ -102,14 +102,7 @@ async fn compared(
     refold: bool,
 ) -> anyhow::Result<Report> {
     let (catalog, processors) = (derive::catalog(config)?, derive::processors(config, None)?);
-    let derived = Derived {
-        raw,
-        app,
-        catalog: &catalog,
-        processors: &processors,
-        range_heights: config.derive.range_heights,
-        refold,
-    };
+    let derived = Derived { raw, app, catalog: &catalog, processors: &processors, config, refold };
     let mut report = derived.repair(range).await?;
     let max_bytes = usize::try_from(config.repair.state_mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
     if let Some(part) = state.filter(|_| max_bytes > 0) {
