@@ -225,7 +225,7 @@ async fn i01_a_crash_between_any_two_statements_of_derived_work_ends_as_a_clean_
     let mut statements = 0;
     for crash_at in 0.. {
         db.sql(
-            "TRUNCATE app.reorg_state, app.reorgs_applied, app.indexing_checkpoints, app.worker_leases, app.state_undo, app.quarantined_blocks, \
+            "TRUNCATE app.reorg_state, app.reorgs_applied, app.indexing_checkpoints, app.worker_leases, app.state_undo, app.quarantined_blocks, app.rebuilds, \
              app.transfers, app.holdings RESTART IDENTITY",
         )
         .await;

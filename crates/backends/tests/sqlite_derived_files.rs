@@ -12,8 +12,8 @@ use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange, SystemClock}
 use cairn_store::derived::{
     ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, Column, ColumnType, Coordinator,
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedWriter, ErrorLog, IndexDef, Key, LAST_HEIGHT,
-    LeaseEnd, Merge, NewError, ReadMark, ReorgApplier, Row, Scan, Severity, StateRow, StateRows, TableClass,
-    TableDef, TableRows, U256, Value, WorkerLease, column,
+    LeaseEnd, Merge, NewError, ReadMark, RebuildRequest, ReorgApplier, Row, Scan, Severity, StateRow,
+    StateRows, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark, Result, StoreError};
 use rusqlite::Connection;
@@ -550,6 +550,8 @@ async fn a_reorg_below_what_was_pruned_is_damage_and_not_a_guess() {
         Err(StoreError::Corrupt { place, .. }) => assert!(place.contains("balances"), "{place}"),
         other => panic!("{other:?}"),
     }
+    let request = RebuildRequest { anew: vec![BALANCES.service.into()], ..RebuildRequest::default() };
+    store.begin_rebuild(&request).await.expect("begins");
     assert!(!store.reset_step(BALANCES.service, 1_000).await.expect("resets"), "one step is enough");
     while store.apply_step(1, 10).await.expect("nothing is lost any more") != ApplyProgress::Done {}
     store.finish_apply(1).await.expect("finishes");

@@ -101,6 +101,7 @@ fn i01_a_crash_at_every_derived_verb_loses_and_doubles_nothing() {
         incurable: BTreeSet::new(),
         ask_fails_percent: 0,
         reindex_at_ms: None,
+        rebuild: None,
         starts_at_ms: 0,
     });
     let with = |faults| {

@@ -9,8 +9,8 @@ use cairn_store::derived::suite::{DerivedFactory, DerivedPlace, TestDerived, cas
 use cairn_store::derived::{
     ApplyProgress, Catalog, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint,
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedSnapshot, DerivedWriter, ErrorFilter, ErrorLog,
-    ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LoggedError, NewError, Quarantined, ReadMark,
-    ReorgApplier, Repairs, Row, Scan, ScanPage, WorkerLease,
+    ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LoggedError, NewError, Quarantined, ReadMark, Rebuild,
+    RebuildRequest, ReorgApplier, Repairs, Row, Scan, ScanPage, WorkerLease,
 };
 use cairn_store::{Dump, ReorgEntry, ReorgMark, Result, StoreError};
 
@@ -96,6 +96,11 @@ bugs!(
     // Maintenance.
     ResetIsUnbounded,
     ResetIsDoneTooEarly,
+    ResetTakesWhatIsNew,
+    RebuildsBeginInPieces,
+    RebuildsAreNotTold,
+    RebuildsAreNeverOver,
+    RebuildsForgetThePause,
     PruneIsUnbounded,
     DeleteCountsEveryKey,
     MaintainDeletes,
@@ -350,6 +355,9 @@ impl Coordinator for Buggy {
         if self.has(Bug::RepairHidesAlarms) {
             repairs.alarms.clear();
         }
+        if self.has(Bug::RebuildsAreNeverOver) {
+            repairs.rebuilt.clear();
+        }
         Ok(repairs)
     }
 
@@ -457,7 +465,29 @@ impl DerivedMaintenance for Buggy {
         self.inner.maintain(tip).await
     }
 
+    async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
+        if self.has(Bug::RebuildsBeginInPieces) {
+            let ranges = RebuildRequest { again: request.again.clone(), ..RebuildRequest::default() };
+            self.inner.begin_rebuild(&ranges).await?;
+            return self.inner.begin_rebuild(&RebuildRequest { again: Vec::new(), ..request.clone() }).await;
+        }
+        if self.has(Bug::RebuildsForgetThePause) {
+            for service in &request.anew {
+                self.inner.set_paused(service, false).await?;
+            }
+        }
+        self.inner.begin_rebuild(request).await
+    }
+
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
+        if self.has(Bug::ResetTakesWhatIsNew) {
+            let anew = vec![service.to_owned()];
+            // Of a service that nobody knows there is nothing.
+            let begun = self.inner.begin_rebuild(&RebuildRequest { anew, ..RebuildRequest::default() }).await;
+            if begun.is_err() {
+                return Ok(false);
+            }
+        }
         let max_rows = if self.has(Bug::ResetIsUnbounded) { usize::MAX } else { max_rows };
         let more = self.inner.reset_step(service, max_rows).await?;
         Ok(more && !self.has(Bug::ResetIsDoneTooEarly))
@@ -516,6 +546,10 @@ impl DerivedSnapshot for BuggySnapshot {
 
     fn checkpoints(&self) -> &[DerivedCheckpoint] {
         self.inner.checkpoints()
+    }
+
+    fn rebuilds(&self) -> &[Rebuild] {
+        if self.bug == Bug::RebuildsAreNotTold { &[] } else { self.inner.rebuilds() }
     }
 
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>> {

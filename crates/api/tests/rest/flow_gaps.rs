@@ -8,7 +8,7 @@ use cairn_core::{Height, HeightRange, Parts, StoredBlock};
 use cairn_explorer::names::{EVM_CHAIN_WORKER, EVM_WORKER};
 use cairn_explorer::processors::{Settings, flow_processors};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Coordinator, DerivedMaintenance, DerivedReader};
+use cairn_store::derived::{Coordinator, DerivedMaintenance, DerivedReader, RebuildRequest};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -163,6 +163,8 @@ async fn f04_a_gap_is_listed_until_what_is_missing_turns_up() {
     assert_eq!(gaps(&narrow).await[1]["is_open"], Value::Null);
 
     // Folded anew, it was never there.
+    let request = RebuildRequest { anew: vec![EVM_CHAIN_WORKER.into()], ..RebuildRequest::default() };
+    world.app.begin_rebuild(&request).await.expect("begins");
     while world.app.reset_step(EVM_CHAIN_WORKER, 100).await.expect("resets") {}
     let (root, _) = flow.ledger.transactions.first_key_value().expect("blocks");
     world.app.register(EVM_CHAIN_WORKER, Height(*root)).await.expect("registers");

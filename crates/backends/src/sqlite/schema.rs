@@ -47,7 +47,11 @@ pub(super) static RAW: FileKind = FileKind {
 pub(super) static APP: FileKind = FileKind {
     name: "app.sqlite",
     application_id: 0x6361_7070,
-    migrations: &[include_str!("derived/0001.sql"), include_str!("derived/0002.sql")],
+    migrations: &[
+        include_str!("derived/0001.sql"),
+        include_str!("derived/0002.sql"),
+        include_str!("derived/0003.sql"),
+    ],
     synchronous: "NORMAL",
     statements: 384,
     // Keys of hashes and addresses come in no order: nearly each one changes another page, and all of that page is written.

@@ -9,7 +9,10 @@ use anyhow::{Context, bail};
 use cairn_core::{Height, HeightRange};
 use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
 use cairn_store::StoreError;
-use cairn_store::derived::{TableClass, TableDef};
+use cairn_store::derived::{
+    DerivedSnapshot, LeaseFilter, LeaseKind, LeaseStatus, RangeAgain, RebuildRequest, TableClass, TableDef,
+    WorkerLease,
+};
 
 use crate::cli::ReindexArgs;
 use crate::config::{self, Config, Overrides};
@@ -18,6 +21,8 @@ use crate::{derive, output};
 
 /// Rows deleted in one transaction when a worker begins anew.
 const RESET_ROWS: usize = 20_000;
+/// The most leases of a worker that are looked at.
+const MAX_LEASES: usize = 100_000;
 
 /// Asks for it; running workers do it.
 pub async fn reindex(file: Option<&Path>, args: &ReindexArgs) -> anyhow::Result<()> {
@@ -35,6 +40,8 @@ pub async fn reindex(file: Option<&Path>, args: &ReindexArgs) -> anyhow::Result<
 }
 
 /// Asks for a range of a worker, or for all of it, and for whatever is folded from it. Says what will be done.
+///
+/// What is asked for begins in one transaction, so that whoever is killed after it leaves nothing to ask for once more; what is left of deleting is done by the next call, or by any process that derives.
 pub async fn request(
     config: &Config,
     app: &dyn AppStore,
@@ -43,10 +50,6 @@ pub async fn request(
 ) -> anyhow::Result<String> {
     let workers = workers(config)?;
     let found = find(&workers, worker)?;
-    let snapshot = app.snapshot().await?;
-    let checkpoint =
-        snapshot.checkpoint(worker).with_context(|| format!("{worker} has never run here"))?.clone();
-    drop(snapshot);
     let begins_anew = match found.kind {
         Kind::Mapper => false,
         Kind::Enricher => range.is_none(),
@@ -55,34 +58,66 @@ pub async fn request(
         }
         Kind::Folder => true,
     };
+    let followers: Vec<&Worker> =
+        workers.iter().filter(|follower| follower.service.upstreams.contains(&worker)).collect();
+    let mut message = String::new();
+    for left in std::iter::once(found).chain(followers.iter().copied()) {
+        let name = left.service.name;
+        if let Some(first) = finish_reset(app, name).await? {
+            message += &format!(
+                "{name}: a reset that was begun before is finished; it begins anew at height {first}\n"
+            );
+            if name == worker {
+                return Ok(message);
+            }
+        }
+    }
+    let snapshot = app.snapshot().await?;
+    let checkpoint =
+        snapshot.checkpoint(worker).with_context(|| format!("{worker} has never run here"))?.clone();
     if begins_anew {
-        let first = first_height(app, worker, checkpoint.next).await?;
-        reset(app, worker, first).await?;
-        return Ok(format!("{worker} begins anew at height {first}\n"));
+        let first = reset(app, worker).await?;
+        return Ok(message + &format!("{worker} begins anew at height {first}\n"));
     }
     let first = first_height(app, worker, checkpoint.next).await?;
     let whole = HeightRange::new(first, checkpoint.next);
     let range = range.map_or(whole, |range| range.intersect(whole));
     if range.is_empty() {
-        bail!("{worker} has derived {whole}; the range asked for lies outside of it");
+        bail!("{message}{worker} has derived {whole}; the range asked for lies outside of it");
     }
-    let heights = derive::options(config).range_of(worker);
-    let leases = app.request_reindex(worker, found.service.version, range, heights).await?;
+    let mut asked = RebuildRequest { again: vec![again(config, found.service, range)], anew: Vec::new() };
     if found.kind == Kind::Enricher {
-        return Ok(format!("{worker}: what heights {range} name is asked again, in {leases} ranges\n"));
+        app.begin_rebuild(&asked).await?;
+        return Ok(message + &format!("{worker}: what heights {range} name is asked again\n"));
     }
-    let mut message = format!("{worker}: heights {range} are made again, in {leases} ranges\n");
-    let follows =
-        |follower: &&Worker| follower.kind == Kind::Folder && follower.service.upstreams.contains(&worker);
-    for follower in workers.iter().filter(follows) {
+    message += &format!("{worker}: heights {range} are made again\n");
+    for follower in followers {
         let name = follower.service.name;
-        let first = first_height(app, name, checkpoint.next).await?;
-        reset(app, name, first).await?;
-        message += &format!("{name} is folded from it and begins anew at height {first}\n");
+        // What never ran begins with these rows by itself.
+        let Some(checkpoint) = snapshot.checkpoint(name).cloned() else { continue };
+        match follower.kind {
+            Kind::Folder => asked.anew.push(name.to_owned()),
+            Kind::Enricher => {
+                let first = first_height(app, name, checkpoint.next).await?;
+                let range = range.intersect(HeightRange::new(first, checkpoint.next));
+                if let Some(told) =
+                    ask_again(config, &*snapshot, follower.service, range, &mut asked).await?
+                {
+                    message += &told;
+                    message.push('\n');
+                }
+            }
+            Kind::Mapper => {}
+        }
     }
-    for told in ask_again_behind(config, app, worker, range).await? {
-        message += &told;
-        message.push('\n');
+    drop(snapshot);
+    let finished = message.lines().filter(|line| line.contains("is finished")).collect::<Vec<_>>().join("\n");
+    let begun = app.begin_rebuild(&asked).await;
+    let begun = if finished.is_empty() { begun? } else { begun.context(finished)? };
+    for rebuild in begun {
+        let name = &rebuild.service;
+        clear(app, name).await?;
+        message += &format!("{name} is folded from it and begins anew at height {}\n", rebuild.first);
     }
     Ok(message)
 }
@@ -94,42 +129,69 @@ pub async fn ask_again_behind(
     mapper: &str,
     range: HeightRange,
 ) -> anyhow::Result<Vec<String>> {
-    let mut told = Vec::new();
+    let snapshot = app.snapshot().await?;
+    let (mut asked, mut told) = (RebuildRequest::default(), Vec::new());
     for follower in workers(config)? {
-        if follower.kind == Kind::Enricher && follower.service.upstreams.contains(&mapper) {
-            told.extend(ask_again(config, app, follower.service, range).await?);
+        let service = follower.service;
+        if follower.kind != Kind::Enricher || !service.upstreams.contains(&mapper) {
+            continue;
+        }
+        // What never ran begins with these rows by itself.
+        let Some(checkpoint) = snapshot.checkpoint(service.name).cloned() else { continue };
+        let first = first_height(app, service.name, checkpoint.next).await?;
+        let range = range.intersect(HeightRange::new(first, checkpoint.next));
+        told.extend(ask_again(config, &*snapshot, service, range, &mut asked).await?);
+    }
+    drop(snapshot);
+    if !asked.again.is_empty() {
+        match app.begin_rebuild(&asked).await {
+            Ok(_) => {}
+            // Somebody else asked for it in between.
+            Err(StoreError::Invalid(why)) => {
+                told = vec![format!("what heights {range} name can't be asked again now: {why}")];
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(told)
 }
 
+fn again(config: &Config, service: &'static ServiceInfo, range: HeightRange) -> RangeAgain {
+    let range_heights = derive::options(config).range_of(service.name);
+    RangeAgain { service: service.name.to_owned(), version: service.version, range, range_heights }
+}
+
 /// Lets an enricher ask again about what a range names whose rows are made again. It waits for them by itself. `None`: it never came to these heights.
 async fn ask_again(
     config: &Config,
-    app: &dyn AppStore,
+    snapshot: &dyn DerivedSnapshot,
     service: &'static ServiceInfo,
     range: HeightRange,
+    asked: &mut RebuildRequest,
 ) -> anyhow::Result<Option<String>> {
     let name = service.name;
-    let Some(checkpoint) = app.snapshot().await?.checkpoint(name).cloned() else { return Ok(None) };
-    let first = first_height(app, name, checkpoint.next).await?;
-    let range = range.intersect(HeightRange::new(first, checkpoint.next));
     if range.is_empty() {
         // It comes to these heights yet.
         return Ok(None);
     }
-    let heights = derive::options(config).range_of(name);
-    match app.request_reindex(name, service.version, range, heights).await {
-        Ok(_) => {
-            Ok(Some(format!("{name} asks again about what heights {range} name, once they are made again")))
-        }
-        Err(StoreError::Invalid(why)) => Ok(Some(format!(
-            "{name} asks about some of these heights again already ({why}); when it has: cairn reindex --worker {name} --from {} --to {}",
+    let filter = LeaseFilter { service: Some(name.into()), limit: MAX_LEASES, ..LeaseFilter::default() };
+    let leases = snapshot.leases(&filter).await?;
+    let is_asking = |lease: &&WorkerLease| {
+        lease.kind == LeaseKind::Reindex
+            && lease.status != LeaseStatus::Completed
+            && !lease.range.intersect(range).is_empty()
+    };
+    if let Some(lease) = leases.iter().find(is_asking) {
+        return Ok(Some(format!(
+            "{name} asks about some of these heights again already (lease {} on {} is not done); when it has: cairn reindex --worker {name} --from {} --to {}",
+            lease.id,
+            lease.range,
             range.start(),
             range.end().saturating_sub(1)
-        ))),
-        Err(error) => Err(error.into()),
+        )));
     }
+    asked.again.push(again(config, service, range));
+    Ok(Some(format!("{name} asks again about what heights {range} name, once they are made again")))
 }
 
 /// Whether single ranges of a worker can be made again; else it begins anew from its first block.
@@ -182,19 +244,32 @@ fn find<'a>(workers: &'a [Worker], name: &str) -> anyhow::Result<&'a Worker> {
 
 /// The first height that a worker has a lease on.
 pub async fn first_height(app: &dyn AppStore, worker: &str, otherwise: Height) -> anyhow::Result<Height> {
-    let filter = cairn_store::derived::LeaseFilter {
-        service: Some(worker.into()),
-        limit: 100_000,
-        ..Default::default()
-    };
+    let filter = LeaseFilter { service: Some(worker.into()), limit: MAX_LEASES, ..LeaseFilter::default() };
     let leases = app.snapshot().await?.leases(&filter).await?;
     Ok(leases.iter().map(|lease| lease.range.start()).min().unwrap_or(otherwise))
 }
 
-/// Lets a worker begin anew.
-pub async fn reset(app: &dyn AppStore, worker: &str, first: Height) -> anyhow::Result<()> {
+/// Lets a worker begin anew; says where.
+pub async fn reset(app: &dyn AppStore, worker: &str) -> anyhow::Result<Height> {
+    let request = RebuildRequest { anew: vec![worker.to_owned()], ..RebuildRequest::default() };
+    let begun = app.begin_rebuild(&request).await?;
+    clear(app, worker).await?;
+    Ok(begun.first().map_or(Height::ZERO, |rebuild| rebuild.first))
+}
+
+/// Finishes a reset that somebody began and left; says where the worker begins anew. `None`: there is none.
+pub async fn finish_reset(app: &dyn AppStore, worker: &str) -> anyhow::Result<Option<Height>> {
+    let snapshot = app.snapshot().await?;
+    let left = snapshot.rebuilds().iter().find(|rebuild| rebuild.service == worker && rebuild.is_clearing);
+    let Some(first) = left.map(|rebuild| rebuild.first) else { return Ok(None) };
+    drop(snapshot);
+    clear(app, worker).await?;
+    Ok(Some(first))
+}
+
+/// Deletes what a worker made before its rebuild was begun. Others may do so at the same time.
+async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
     while app.reset_step(worker, RESET_ROWS).await? {}
-    app.register(worker, first).await?;
     Ok(())
 }
 

@@ -29,7 +29,16 @@ async fn list(config: &Config) -> anyhow::Result<()> {
         let height = checkpoint.last_height().map_or("none yet".into(), |height| height.to_string());
         let id = checkpoint.last_id.map_or(String::new(), |id| id.to_string());
         let paused = if checkpoint.paused { "  paused" } else { "" };
-        writeln!(out, "{:<24} {height:>14}  {id}{paused}", checkpoint.service)?;
+        let anew = snapshot.being_rebuilt(&checkpoint.service).and_then(|rebuild| rebuild.until.prev());
+        let anew = anew.map_or(String::new(), |until| format!("  anew, to {until}"));
+        writeln!(out, "{:<24} {height:>14}  {id}{paused}{anew}", checkpoint.service)?;
+    }
+    for rebuild in snapshot.rebuilds().iter().filter(|rebuild| rebuild.is_clearing) {
+        writeln!(
+            out,
+            "{:<24} {:>14}  being reset, begins anew at {}",
+            rebuild.service, "none", rebuild.first
+        )?;
     }
     let forks = snapshot.forks();
     writeln!(out, "reorgs applied: {}, begun: {}", forks.applied.id, forks.begun.id)?;

@@ -247,8 +247,7 @@ impl Derived<'_> {
                 continue;
             }
             if self.refold {
-                let first = reindex::first_height(self.app, own.name, derived.start()).await?;
-                reindex::reset(self.app, own.name, first).await?;
+                let first = reindex::reset(self.app, own.name).await?;
                 report.notes.push(format!(
                     "{} is folded from these rows and begins anew at height {first}",
                     own.name

@@ -210,7 +210,7 @@ impl States<'_> {
             return Ok(());
         }
         if self.refold {
-            reindex::reset(self.app, service.name, first).await?;
+            let first = reindex::reset(self.app, service.name).await?;
             report.states_requested += damaged;
             report.notes.push(format!("{}: its state is folded anew, from height {first} on", service.name));
         } else {

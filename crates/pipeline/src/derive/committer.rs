@@ -74,6 +74,9 @@ pub(super) async fn repair_checkpoints(context: &Context) -> Result<(), StoreErr
             "CRITICAL: two ranges lie side by side on different forks; the checkpoint stops there. `cairn reindex` the upper one"
         );
     }
+    for service in &repairs.rebuilt {
+        tracing::info!(service, "a worker that began anew is where it was before: it is shown again");
+    }
     if !repairs.moved.is_empty() {
         context.wake.tick();
     }

@@ -10,6 +10,7 @@
 //! * **Shutdown.** The running chunk is committed or dropped, and leases are given back.
 
 mod apply;
+mod clearing;
 mod committer;
 mod context;
 mod enrich;
@@ -167,6 +168,7 @@ async fn run_tasks(
     }
     tasks.spawn(apply::run(context.clone()));
     tasks.spawn(committer::run(context.clone()));
+    tasks.spawn(clearing::run(context.clone()));
     tasks.spawn(maintain(context.clone()));
     for processor in &processors {
         let workers = match processor {
@@ -198,7 +200,8 @@ fn flatten(task: Result<Result<(), DeriveError>, tokio::task::JoinError>) -> Res
     }
 }
 
-/// Adopts the raw store and makes every service known, once the raw store has its first block.
+/// Adopts the raw store and makes every service known, once the raw store has its first block. One whose former rows are still being deleted is
+/// made known by the last step of that; its workers claim nothing before.
 async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, DeriveError> {
     if apply::adopt(context).await?.is_none() {
         return Ok(false);
@@ -211,20 +214,34 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
         }
         listener.wait(poll).await;
     };
+    // All of them, before the first is known: who waits for the lowest of them mustn't take that for all.
+    context.board.update(|status| {
+        for processor in processors {
+            let service = status.services.entry(processor.service().name).or_default();
+            service.is_enricher = matches!(processor, Processor::Enricher(_));
+        }
+    });
     let mut backoff = crate::backoff::Backoff::new(100, 5_000, context.options.seed);
     for processor in processors {
         let name = processor.service().name;
         let checkpoint = loop {
             match context.app.register(name, first).await {
-                Ok(checkpoint) => break checkpoint,
+                Ok(checkpoint) => break Some(checkpoint),
+                Err(StoreError::NotYet { .. }) => {
+                    tracing::warn!(
+                        service = name,
+                        "this worker waits: it is being reset, and what it made before is still being deleted. Nothing is to be done: if whoever resets it was \
+                         stopped, a process that derives finishes it, and so does `cairn reindex --worker {name}`"
+                    );
+                    break None;
+                }
                 Err(error) if error.kind().is_retryable() => tokio::time::sleep(backoff.next_pause()).await,
                 Err(error) => return Err(error.into()),
             }
         };
-        context.board.service(name, |service| {
-            service.is_enricher = matches!(processor, Processor::Enricher(_));
-        });
-        context.board.checkpoint(name, &checkpoint);
+        if let Some(checkpoint) = checkpoint {
+            context.board.checkpoint(name, &checkpoint);
+        }
     }
     Ok(true)
 }

@@ -56,6 +56,8 @@ pub struct DeriveOptions {
     pub reap_ms: u64,
     /// How often gaps and dead leases are looked for.
     pub detect_ms: u64,
+    /// How often it is looked whether a reset was left unfinished; one that stands still for so long is finished.
+    pub clear_ms: u64,
     /// Leases reaped by one statement.
     pub reap_batch: usize,
     /// Pauses before a failed block at the tip is tried again; after the last one the lease is given up.
@@ -97,6 +99,7 @@ impl DeriveOptions {
             repair_ms: 5_000,
             reap_ms: 30_000,
             detect_ms: 60_000,
+            clear_ms: 5_000,
             reap_batch: 500,
             live_retries_ms: vec![5_000, 10_000, 20_000],
             failed_pause_ms: 1_000,

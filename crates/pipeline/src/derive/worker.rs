@@ -469,6 +469,9 @@ impl Worker {
         if let Processor::Enricher(_) = self.processor {
             for upstream in self.service().upstreams {
                 limit = limit.min(snapshot.made_again_from(upstream, from).await?.unwrap_or(limit));
+                // One that makes everything anew stands lower than it did.
+                limit =
+                    limit.min(snapshot.checkpoint(upstream).map_or(Height::ZERO, |upstream| upstream.next));
             }
         }
         Ok(limit)

@@ -12,8 +12,8 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::memory::MemoryDerived;
 use cairn_store::derived::{
     ApplyProgress, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint, DerivedMaintenance,
-    DerivedReader, DerivedSnapshot, DerivedWriter, ForkState, Key, LeaseEnd, LeaseGap, ReorgApplier, Repairs,
-    WorkerLease,
+    DerivedReader, DerivedSnapshot, DerivedWriter, ForkState, Key, LeaseEnd, LeaseGap, Rebuild,
+    RebuildRequest, ReorgApplier, Repairs, WorkerLease,
 };
 use cairn_store::{ReorgEntry, ReorgMark, Result, StoreError};
 use tokio::sync::Notify;
@@ -276,6 +276,11 @@ impl ReorgApplier for FaultyApp {
 impl DerivedMaintenance for FaultyApp {
     async fn maintain(&self, tip: Height) -> Result<()> {
         self.verb("maintain", move |app| async move { app.maintain(tip).await }).await
+    }
+
+    async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
+        let request = request.clone();
+        self.verb("begin_rebuild", move |app| async move { app.begin_rebuild(&request).await }).await
     }
 
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {

@@ -12,8 +12,8 @@ use cairn_core::{BlockRef, Clock, Height};
 use cairn_pipeline::derive::{Compute, DeriveError, DeriveOptions, Deriver, MalformedPolicy};
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
 use cairn_store::derived::{
-    Coordinator, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus,
-    LoggedError,
+    Coordinator, DerivedMaintenance, DerivedReader, DerivedSnapshot, ErrorFilter, ErrorLog, LeaseFilter,
+    LeaseKind, LeaseStatus, LoggedError, RebuildRequest,
 };
 use cairn_store::{HeadRow, RawReader};
 use tokio_util::sync::CancellationToken;
@@ -36,6 +36,7 @@ pub struct DerivedSide {
     raw: Arc<dyn RawReader>,
     seed: u64,
     reindexed: bool,
+    rebuilt: bool,
 }
 
 /// How a worker process ended.
@@ -61,6 +62,7 @@ impl DerivedSide {
             raw,
             seed,
             reindexed: false,
+            rebuilt: false,
         }
     }
 
@@ -127,6 +129,21 @@ impl DerivedSide {
                 let range = cairn_core::HeightRange::new(first + 1, next);
                 self.app.request_reindex("tx_worker", 1, range, 5).await.map_err(text)?;
                 self.reindexed = true;
+            }
+        }
+        if let Some((at_ms, steps)) = self.plan.rebuild
+            && now_ms >= at_ms
+            && !self.rebuilt
+        {
+            let Ok(snapshot) = self.app.snapshot().await else { return Ok(()) };
+            if snapshot.checkpoint("sender_worker").is_some() {
+                let anew = vec!["sender_worker".to_owned()];
+                let request = RebuildRequest { anew, ..RebuildRequest::default() };
+                self.app.begin_rebuild(&request).await.map_err(text)?;
+                for _ in 0..steps {
+                    self.app.reset_step("sender_worker", 5).await.map_err(text)?;
+                }
+                self.rebuilt = true;
             }
         }
         Ok(())

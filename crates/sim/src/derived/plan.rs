@@ -39,6 +39,8 @@ pub struct DerivedPlan {
     pub ask_fails_percent: u32,
     /// Rows are made again at this time, where the checkpoint is far enough.
     pub reindex_at_ms: Option<u64>,
+    /// A folder begins anew at this time; whoever asks for it deletes so many steps of its rows, and dies.
+    pub rebuild: Option<(u64, u32)>,
     /// The first look at derived work comes so late.
     pub starts_at_ms: u64,
 }
@@ -84,6 +86,7 @@ pub fn draw(seed: u64, life_ms: u64) -> DerivedPlan {
         bugs,
         ask_fails_percent: if rng.random_ratio(1, 2) { 0 } else { rng.random_range(1..40) },
         reindex_at_ms: rng.random_ratio(1, 4).then(|| rng.random_range(0..=life_ms + 20_000)),
+        rebuild: rebuild(seed, life_ms),
         starts_at_ms: if rng.random_ratio(1, 3) { rng.random_range(0..=life_ms) } else { 0 },
     }
 }
@@ -97,6 +100,13 @@ fn incurable(seed: u64) -> BTreeSet<(&'static str, Height)> {
         (mapper, Height(rng.random_range(0..80)))
     };
     (0..many).map(|_| place(&mut rng)).collect()
+}
+
+/// Likewise.
+fn rebuild(seed: u64, life_ms: u64) -> Option<(u64, u32)> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x4eb1_1d00);
+    let begins = rng.random_ratio(1, 4);
+    begins.then(|| (rng.random_range(0..=life_ms + 20_000), rng.random_range(0..4)))
 }
 
 fn fault(rng: &mut SmallRng, ttl_ms: u64) -> AppFault {

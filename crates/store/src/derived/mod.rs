@@ -16,6 +16,7 @@ mod fork;
 mod lease;
 pub mod memory;
 mod reader;
+mod rebuild;
 mod row;
 pub mod rules;
 pub mod suite;
@@ -35,6 +36,7 @@ pub use lease::{
 pub use reader::{
     DerivedDump, DerivedReader, DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage,
 };
+pub use rebuild::{RangeAgain, Rebuild, RebuildRequest};
 pub use row::{Change, Key, Row};
 pub use table::{
     ASKED_AT_HEIGHT, BLOCK_HEIGHT, Catalog, Column, IndexDef, LAST_HEIGHT, Merge, Table, TableClass,

@@ -8,6 +8,7 @@ use cairn_core::{Height, HeightRange};
 
 use super::fork::{DerivedCheckpoint, ForkState};
 use super::lease::{LeaseFilter, WorkerLease};
+use super::rebuild::Rebuild;
 use super::row::{Key, Row};
 use super::value::Value;
 use crate::{Dump, Result};
@@ -110,6 +111,15 @@ pub trait DerivedSnapshot: Send + Sync {
     /// The checkpoint of one service; `None` for one that was never registered.
     fn checkpoint(&self, service: &str) -> Option<&DerivedCheckpoint> {
         self.checkpoints().iter().find(|checkpoint| checkpoint.service == service)
+    }
+
+    /// Every rebuild, by service; one that is over may still be here.
+    fn rebuilds(&self) -> &[Rebuild];
+
+    /// The rebuild of a service that has made less than there was before: what it makes must not be shown as if it were whole.
+    fn being_rebuilt(&self, service: &str) -> Option<&Rebuild> {
+        let rebuild = self.rebuilds().iter().find(|rebuild| rebuild.service == service)?;
+        rebuild.goes_on(self.checkpoint(service)).then_some(rebuild)
     }
 
     /// The rows with these keys, in the same order; `None` where there is none.

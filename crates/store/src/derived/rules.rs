@@ -349,6 +349,11 @@ pub fn fate(lease: &WorkerLease, common: BlockRef) -> LeaseFate {
     }
 }
 
+/// What [`super::Coordinator::register`] answers while a service's rows of before are being deleted.
+pub fn still_clearing(service: &str) -> StoreError {
+    StoreError::NotYet { what: format!("service {service}, whose former rows are still being deleted,") }
+}
+
 /// The checkpoint after a reorg, where it is clamped. `lowest` is where the service's lowest lease of kind `Index` began before the
 /// reorg deleted any: a checkpoint never goes below it, and there it has no id, since nothing of the service is left.
 pub fn clamp(

@@ -12,6 +12,7 @@ use cairn_core::{BlockId, Height, HeightRange};
 
 use super::fork::{DerivedCheckpoint, ForkState, ReadMark};
 use super::lease::{ClaimRequest, LeaseEnd, LeaseGap, WorkerLease};
+use super::rebuild::{Rebuild, RebuildRequest};
 use super::row::{Key, Row};
 use crate::{ReorgEntry, ReorgMark, Result};
 
@@ -110,8 +111,8 @@ pub trait DerivedWriter: Send + Sync {
 /// Leases and checkpoints.
 #[async_trait]
 pub trait Coordinator: Send + Sync {
-    /// Makes a service known: a checkpoint that ends at `first`, where it has none. Returns it. [`crate::StoreError::Invalid`] where
-    /// it has leases without a checkpoint: a reset was not finished.
+    /// Makes a service known: a checkpoint that ends at `first`, where it has none. Returns it. [`crate::StoreError::NotYet`] while what it made before is being
+    /// deleted ([`DerivedMaintenance::begin_rebuild`]): the last step of that makes it known.
     async fn register(&self, service: &str, first: Height) -> Result<DerivedCheckpoint>;
 
     /// Claims work (gate: shared). Reclaims first: the lowest lease of any kind that is FAILED, not dead, due, of no newer version; or ACTIVE and expired (which
@@ -138,7 +139,7 @@ pub trait Coordinator: Send + Sync {
     /// Moves each checkpoint along the unbroken chain of `done_to` of leases of kind `Index` (gate: exclusive): into a lease that begins at
     /// or before the checkpoint's end and reaches beyond it, where the ids agree: at a lease's start the checkpoint's id has to be
     /// its `first_parent` (a checkpoint without an id takes any; an unset one stops there; a different one is an alarm). Inside a
-    /// lease the checkpoint got there by that lease itself. Returns those that moved and the alarms.
+    /// lease the checkpoint got there by that lease itself. Then forgets rebuilds that are over. Returns those that moved, the alarms, and the services that are whole again.
     async fn repair_checkpoints(&self) -> Result<Repairs>;
 
     /// Gaps between leases of kind `Index` of one service, at most `limit`.
@@ -177,6 +178,8 @@ pub struct Repairs {
     pub moved: Vec<DerivedCheckpoint>,
     /// Seams where the ids differ: service, height, what is wrong.
     pub alarms: Vec<SeamAlarm>,
+    /// Services whose rebuild is over, by name.
+    pub rebuilt: Vec<String>,
 }
 
 /// Two leases that lie side by side on different forks.
@@ -219,7 +222,7 @@ pub trait ReorgApplier: Send + Sync {
     /// and is FAILED and due, COMPLETED ones included (a dead one stays dead), attempts unchanged; only where its `done_to` is above that
     /// height do `done_to` and `last_id` become it and the common block's id. Clamps checkpoints to the common block, whose id becomes theirs; one of
     /// a service all of whose leases begin above it goes back to where the lowest began, without an id. Forgets quarantined heights above the
-    /// common block. See [`super::rules`].
+    /// common block, and lowers where rebuilds end. See [`super::rules`].
     /// Begun already: changes nothing.
     async fn begin_apply(&self, entry: &ReorgEntry) -> Result<()>;
 
@@ -238,9 +241,14 @@ pub trait DerivedMaintenance: Send + Sync {
     /// without partitions does nothing.
     async fn maintain(&self, tip: Height) -> Result<()>;
 
-    /// Forgets everything that a service made: its rows, undo rows, quarantined heights, leases and checkpoint, in bounded steps; the checkpoint goes first
-    /// and the leases last. Call until it answers
-    /// `false`; then it begins anew by [`Coordinator::register`].
+    /// Begins everything of a request, or nothing, in one transaction (gate: exclusive). Ranges again: what [`Coordinator::request_reindex`] does. Services
+    /// anew: their checkpoints go, and what they were is kept as a [`Rebuild`]; one whose rows are being deleted already goes on so. A service that is not registered is
+    /// [`crate::StoreError::Invalid`]. Returns the rebuilds in the order of the request. [`DerivedMaintenance::reset_step`] goes on.
+    async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>>;
+
+    /// Deletes what a service made before its rebuild was begun (gate: exclusive): its rows, undo rows, quarantined heights and leases, in bounded steps, the leases last. The step that leaves
+    /// nothing registers it where it begins, in the same transaction, and answers `false`, as does every call for a service of which nothing is to be deleted: it changes
+    /// nothing. Anybody may take the steps, at once too, and go on where others ended.
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool>;
 
     /// Deletes undo rows below `finalized`, at most `max_rows`; returns how many.

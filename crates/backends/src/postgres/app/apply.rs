@@ -19,7 +19,7 @@ use super::fault::Fault;
 use super::lease::{CHECKPOINT_COLUMNS, FORKS, checkpoint_of, column, forks_of, mark_of, not_adopted};
 use super::tables::{Arrays, PgTable, runs};
 use super::tx::{Gate, Tx};
-use super::{PgDerived, Shared, int, int_of, quarantined};
+use super::{PgDerived, Shared, int, int_of, quarantined, rebuilds};
 use crate::postgres::error::corrupt;
 
 type Faulty<T> = std::result::Result<T, Fault>;
@@ -102,6 +102,7 @@ async fn begin(shared: &Shared, entry: &ReorgEntry) -> Faulty<()> {
     tx.execute(REOPEN, &[&above, &tx.now(), &common_id]).await?;
     clamp(&tx, &lowest, entry.common).await?;
     quarantined::forget_from(&tx, entry.first_orphan()).await?;
+    rebuilds::clamp(&tx, entry.common).await?;
     tx.commit("begin_apply").await
 }
 

@@ -15,7 +15,7 @@ use super::lease::{
     CHECKPOINT_COLUMNS, LEASE_COLUMNS, checkpoint_of, column, last_height, lease_of, leases_of,
 };
 use super::tx::{Gate, Tx};
-use super::{PgDerived, Shared, int, int_of};
+use super::{PgDerived, Shared, int, int_of, rebuilds};
 use crate::postgres::copy::PgTimestamp;
 
 type Faulty<T> = std::result::Result<T, Fault>;
@@ -29,7 +29,7 @@ const MAX_REAPED_BY_CLAIM: usize = 64;
 /// How many leases of one service a checkpoint crosses in one transaction; the next call goes on.
 const MAX_CROSSED: usize = 1_000;
 
-fn unknown_service(service: &str) -> StoreError {
+pub(super) fn unknown_service(service: &str) -> StoreError {
     StoreError::Invalid(format!("service {service} is not registered"))
 }
 
@@ -95,7 +95,9 @@ impl Coordinator for PgDerived {
         // The gate stops every commit for a moment: it is taken only where there is something to do.
         const ANY: &str = "SELECT EXISTS (SELECT 1 FROM app.indexing_checkpoints c JOIN app.worker_leases l
              ON l.worker_type = c.service_name AND l.kind = 'index'
-             AND l.from_height <= c.last_height + 1 AND l.done_to > c.last_height + 1)";
+             AND l.from_height <= c.last_height + 1 AND l.done_to > c.last_height + 1)
+             OR EXISTS (SELECT 1 FROM app.rebuilds r JOIN app.indexing_checkpoints c USING (service_name)
+             WHERE NOT r.is_clearing AND c.last_height + 1 >= r.until_height)";
         let is_any: bool = {
             let conn = self.shared.write.get().await?;
             column(&conn.query_one(ANY, &[]).await?, 0)?
@@ -174,13 +176,8 @@ async fn register(shared: &Shared, service: &str, first: Height) -> Faulty<Deriv
     if let Some(known) = tx.checkpoint(service, false).await? {
         return Ok(known);
     }
-    let has_leases =
-        tx.query_opt("SELECT 1 FROM app.worker_leases WHERE worker_type = $1 LIMIT 1", &[&service]).await?;
-    if has_leases.is_some() {
-        return Err(StoreError::Invalid(format!(
-            "service {service} has leases and no checkpoint: its reset was not finished, finish it first"
-        ))
-        .into());
+    if rebuilds::find(&tx, service).await?.is_some_and(|rebuild| rebuild.is_clearing) {
+        return Err(rules::still_clearing(service).into());
     }
     let new = DerivedCheckpoint {
         service: service.to_owned(),
@@ -418,7 +415,8 @@ async fn repair(shared: &Shared) -> Faulty<Repairs> {
             repairs.moved.push(checkpoint);
         }
     }
-    if !repairs.moved.is_empty() {
+    repairs.rebuilt = rebuilds::forget_done(&tx).await?;
+    if !repairs.moved.is_empty() || !repairs.rebuilt.is_empty() {
         tx.commit("repair_checkpoints").await?;
     }
     Ok(repairs)
@@ -426,6 +424,19 @@ async fn repair(shared: &Shared) -> Faulty<Repairs> {
 
 async fn reindex(
     shared: &Shared,
+    service: &str,
+    version: u32,
+    range: HeightRange,
+    range_heights: u64,
+) -> Faulty<u64> {
+    let tx = shared.begin(Gate::Shared).await?;
+    let made = insert_reindex(&tx, service, version, range, range_heights).await?;
+    tx.commit("request_reindex").await?;
+    Ok(made)
+}
+
+pub(super) async fn insert_reindex(
+    tx: &Tx<'_>,
     service: &str,
     version: u32,
     range: HeightRange,
@@ -445,7 +456,6 @@ async fn reindex(
     if range.is_empty() || range_heights == 0 {
         return Err(invalid("the range is empty, or cut into ranges of no heights".into()));
     }
-    let tx = shared.begin(Gate::Shared).await?;
     // Locked, so that two requests for one range come one after the other.
     let Some(checkpoint) = tx.checkpoint(service, true).await? else {
         return Err(unknown_service(service).into());
@@ -467,7 +477,5 @@ async fn reindex(
         tos.push(int(end));
         at = end;
     }
-    let made = tx.execute(INSERT, &[&service, &froms, &tos, &i64::from(version), &tx.now()]).await?;
-    tx.commit("request_reindex").await?;
-    Ok(made)
+    tx.execute(INSERT, &[&service, &froms, &tos, &i64::from(version), &tx.now()]).await
 }

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::{DerivedMaintenance, Key, TableClass};
+use cairn_store::derived::{DerivedMaintenance, Key, Rebuild, RebuildRequest, TableClass};
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
 
@@ -10,7 +10,7 @@ use super::apply::{by_index, delete_from_top, delete_keys};
 use super::fault::Fault;
 use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
 use super::tx::{Gate, Tx};
-use super::{PgDerived, Shared, int, int_of, partitions, quarantined};
+use super::{PgDerived, Shared, int, int_of, partitions, quarantined, rebuilds};
 
 type Faulty<T> = std::result::Result<T, Fault>;
 
@@ -33,6 +33,10 @@ impl DerivedMaintenance for PgDerived {
         Ok(())
     }
 
+    async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
+        self.shared.rerun(|| rebuilds::begin(&self.shared, request).boxed()).await
+    }
+
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
         if max_rows == 0 {
             return Err(StoreError::Invalid(
@@ -51,11 +55,11 @@ impl DerivedMaintenance for PgDerived {
     }
 }
 
-/// The checkpoint goes first, so that nobody sees what is left; leases go last.
+/// The checkpoint went first, so that nobody sees what is left; leases go last.
 async fn reset(shared: &Shared, service: &str, max_rows: usize) -> Faulty<bool> {
     let tx = shared.begin(Gate::Exclusive).await?;
-    let checkpoint = "DELETE FROM app.indexing_checkpoints WHERE service_name = $1";
-    tx.execute(checkpoint, &[&service]).await?;
+    let rebuild = rebuilds::find(&tx, service).await?.filter(|rebuild| rebuild.is_clearing);
+    let Some(rebuild) = rebuild else { return Ok(false) };
     by_index(&tx).await?;
     let mut left = max_rows as u64;
     for table in shared.tables.iter().filter(|table| table.table.def().service == service) {
@@ -90,6 +94,7 @@ async fn reset(shared: &Shared, service: &str, max_rows: usize) -> Faulty<bool> 
     if left > 0 {
         left = left.saturating_sub(delete_leases(&tx, service, left).await?);
     }
+    rebuilds::stepped(&tx, rebuild, left == 0).await?;
     tx.commit("reset_step").await?;
     Ok(left == 0)
 }

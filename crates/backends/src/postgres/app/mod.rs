@@ -30,6 +30,7 @@ mod options;
 mod partitions;
 mod quarantined;
 mod rebuild;
+mod rebuilds;
 mod scan;
 mod schema;
 mod snapshot;

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
 use cairn_store::derived::{
     DerivedCheckpoint, DerivedReader, DerivedSnapshot, ForkState, Key, LeaseFilter, MAX_ATTEMPTS,
-    Quarantined, Row, Scan, ScanPage, TableClass, WorkerLease,
+    Quarantined, Rebuild, Row, Scan, ScanPage, TableClass, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use futures::{TryStreamExt, pin_mut};
@@ -19,9 +19,10 @@ use tokio::task::AbortHandle;
 use super::lease::{
     CHECKPOINT_COLUMNS, FORKS, LEASE_COLUMNS, checkpoint_of, column, forks_of, leases_of, not_adopted,
 };
+use super::rebuilds::rebuild_of;
 use super::scan::Walk;
 use super::tables::{Arrays, PgTable, runs};
-use super::{PgDerived, int, int_of, quarantined, table_of};
+use super::{PgDerived, int, int_of, quarantined, rebuilds, table_of};
 use crate::postgres::error::{corrupt, db};
 use crate::postgres::{Isolation, PgConn, PgPool};
 
@@ -59,13 +60,18 @@ impl PgDerived {
         let conn = begin(&self.shared.read).await?;
         let checkpoints =
             format!("SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints ORDER BY service_name");
-        let statements =
-            [conn.prepare(FORKS).await?, conn.prepare(BEGUN).await?, conn.prepare(&checkpoints).await?];
+        let statements = [
+            conn.prepare(FORKS).await?,
+            conn.prepare(BEGUN).await?,
+            conn.prepare(&checkpoints).await?,
+            conn.prepare(rebuilds::ALL).await?,
+        ];
         let client = conn.client()?;
-        let (forks, begun, checkpoints) = futures::try_join!(
+        let (forks, begun, checkpoints, rebuilds) = futures::try_join!(
             client.query_opt(&statements[0], &[]),
             client.query_opt(&statements[1], &[]),
             client.query(&statements[2], &[]),
+            client.query(&statements[3], &[]),
         )
         .map_err(db)?;
         let (forks, _) = forks_of(&forks.ok_or_else(not_adopted)?)?;
@@ -89,6 +95,7 @@ impl PgDerived {
             timer,
             max_ms: max_ms.unwrap_or(0),
             checkpoints: checkpoints.iter().map(checkpoint_of).collect::<Result<_>>()?,
+            rebuilds: rebuilds.iter().map(rebuild_of).collect::<Result<_>>()?,
             forks,
             first_orphan: first_orphan.map(|height| Height(height.max(0) as u64)),
         })
@@ -117,6 +124,7 @@ pub(super) struct PgSnapshot {
     max_ms: u64,
     forks: ForkState,
     checkpoints: Vec<DerivedCheckpoint>,
+    rebuilds: Vec<Rebuild>,
     /// Of the entry that is being applied.
     first_orphan: Option<Height>,
 }
@@ -212,6 +220,10 @@ impl DerivedSnapshot for PgSnapshot {
 
     fn checkpoints(&self) -> &[DerivedCheckpoint] {
         &self.checkpoints
+    }
+
+    fn rebuilds(&self) -> &[Rebuild] {
+        &self.rebuilds
     }
 
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>> {

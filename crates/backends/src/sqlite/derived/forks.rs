@@ -12,7 +12,7 @@ use cairn_store::{ReorgEntry, ReorgMark, Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::tables::TableSql;
-use super::{SqliteDerived, Write, checkpoints, db, leases, number, quarantined, rows, sql};
+use super::{SqliteDerived, Write, checkpoints, db, leases, number, quarantined, rebuilds, rows, sql};
 
 /// Where the store stands, and the entry at which it began.
 pub(super) struct Forks {
@@ -158,6 +158,7 @@ impl Write<'_> {
             }
         }
         quarantined::forget_above(self.tx, entry.common.height)?;
+        rebuilds::clamp(self.tx, entry.common)?;
         write_state(self.tx, &forks)
     }
 

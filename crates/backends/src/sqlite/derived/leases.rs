@@ -10,7 +10,7 @@ use cairn_store::derived::{
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 
-use super::{SqliteDerived, Write, checkpoints, db, number, sql};
+use super::{SqliteDerived, Write, checkpoints, db, number, rebuilds, sql};
 
 const SELECT: &str = "SELECT id, worker_type, kind, from_height, to_height, status, leased_by, fence, lease_expires_at, \
      next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error FROM worker_leases";
@@ -201,7 +201,7 @@ pub(super) fn give_back(
 }
 
 /// The checkpoint of a service; an error where it isn't registered.
-fn registered(conn: &Connection, service: &str) -> Result<DerivedCheckpoint> {
+pub(super) fn registered(conn: &Connection, service: &str) -> Result<DerivedCheckpoint> {
     checkpoints::find(conn, service)?
         .ok_or_else(|| StoreError::Invalid(format!("service {service} is not registered; register it first")))
 }
@@ -319,7 +319,7 @@ impl Write<'_> {
         Ok(())
     }
 
-    fn request_reindex(
+    pub(super) fn request_reindex(
         &self,
         service: &str,
         version: u32,
@@ -366,10 +366,8 @@ impl Coordinator for SqliteDerived {
             if let Some(checkpoint) = checkpoints::find(write.tx, &service)? {
                 return Ok(checkpoint);
             }
-            if select_one(write.tx, "WHERE worker_type = ?1 LIMIT 1", [&service])?.is_some() {
-                return Err(StoreError::Invalid(format!(
-                    "service {service} has leases without a checkpoint: a reset was not finished; finish it"
-                )));
+            if rebuilds::clearing(write.tx, &service)?.is_some() {
+                return Err(rules::still_clearing(&service));
             }
             let checkpoint = DerivedCheckpoint {
                 service,
@@ -443,6 +441,7 @@ impl Coordinator for SqliteDerived {
             for checkpoint in checkpoints::all(write.tx)? {
                 write.repair(&checkpoint, &mut repairs)?;
             }
+            repairs.rebuilt = rebuilds::forget_done(write.tx)?;
             Ok(repairs)
         })
         .await

@@ -2,8 +2,10 @@
 
 use async_trait::async_trait;
 use cairn_core::Height;
-use cairn_store::derived::{DerivedDump, DerivedDumpBuilder, DerivedMaintenance, Key, TableClass};
-use cairn_store::{Dump, Result, StoreError};
+use cairn_store::derived::{
+    DerivedDump, DerivedDumpBuilder, DerivedMaintenance, Key, Rebuild, RebuildRequest, TableClass,
+};
+use cairn_store::{Dump, Result};
 use rusqlite::params;
 
 use super::super::schema::APP;
@@ -12,8 +14,7 @@ use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, number, quar
 
 impl Write<'_> {
     /// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.
-    fn reset(&self, service: &str, max_rows: usize) -> Result<bool> {
-        checkpoints::delete(self.tx, service)?;
+    pub(super) fn reset(&self, service: &str, max_rows: usize) -> Result<bool> {
         let mut left = max_rows;
         let tables = self.tables.all().iter().filter(|table| table.table.def().service == service);
         for table in tables {
@@ -92,17 +93,14 @@ impl DerivedMaintenance for SqliteDerived {
         .await
     }
 
+    async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
+        let request = request.clone();
+        self.write("begin_rebuild", move |write| write.begin_rebuild(&request)).await
+    }
+
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
         let service = service.to_owned();
-        self.write("reset_step", move |write| {
-            if max_rows == 0 {
-                return Err(StoreError::Invalid(
-                    "reset_step: max_rows is 0; nothing would ever be deleted".into(),
-                ));
-            }
-            write.reset(&service, max_rows)
-        })
-        .await
+        self.write("reset_step", move |write| write.reset_step(&service, max_rows)).await
     }
 
     /// While a reorg is being applied nothing above its common block goes.

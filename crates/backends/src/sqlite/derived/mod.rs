@@ -27,6 +27,7 @@ mod leases;
 mod maintain;
 mod options;
 mod quarantined;
+mod rebuilds;
 mod rows;
 mod scan;
 mod snapshot;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
 use cairn_store::derived::{
-    DerivedCheckpoint, DerivedSnapshot, ForkState, Key, LeaseFilter, Quarantined, Row, Scan, ScanPage,
-    TableClass, Value, WorkerLease,
+    DerivedCheckpoint, DerivedSnapshot, ForkState, Key, LeaseFilter, Quarantined, Rebuild, Row, Scan,
+    ScanPage, TableClass, Value, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::super::index::demand_time;
 use super::super::pool::ReadTx;
 use super::tables::{TableSql, Tables};
-use super::{checkpoints, db, forks, leases, quarantined, rows, scan, sql};
+use super::{checkpoints, db, forks, leases, quarantined, rebuilds, rows, scan, sql};
 
 /// What a read transaction begins with.
 pub(super) struct View {
@@ -23,12 +23,14 @@ pub(super) struct View {
     /// The first height that the reorg under way takes away.
     applying: Option<Height>,
     checkpoints: Vec<DerivedCheckpoint>,
+    rebuilds: Vec<Rebuild>,
 }
 
 pub(super) fn read_view(conn: &Connection) -> Result<View> {
     let forks = forks::read(conn)?;
     let applying = forks::applying(conn, &forks)?;
-    Ok(View { forks: forks.state, applying, checkpoints: checkpoints::all(conn)? })
+    let (checkpoints, rebuilds) = (checkpoints::all(conn)?, rebuilds::all(conn)?);
+    Ok(View { forks: forks.state, applying, checkpoints, rebuilds })
 }
 
 pub(super) struct SqliteDerivedSnapshot {
@@ -149,6 +151,10 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
 
     fn checkpoints(&self) -> &[DerivedCheckpoint] {
         &self.view.checkpoints
+    }
+
+    fn rebuilds(&self) -> &[Rebuild] {
+        &self.view.rebuilds
     }
 
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>> {

@@ -227,6 +227,7 @@ impl Tables {
             "worker_leases",
             "state_undo",
             "quarantined_blocks",
+            "rebuilds",
             "table_definitions",
             "index_definitions",
         ];

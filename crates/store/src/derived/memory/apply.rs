@@ -12,6 +12,7 @@ use super::snapshot::no_undo;
 use super::state::{Forks, State};
 use crate::derived::fork::{ForkMark, ForkState};
 use crate::derived::lease::WorkerLease;
+use crate::derived::rebuild::Rebuild;
 use crate::derived::row::Key;
 use crate::derived::rules::{self, LeaseFate};
 use crate::derived::table::TableClass;
@@ -91,6 +92,12 @@ fn begin(state: &mut State, entry: &ReorgEntry, now_ms: u64) -> Result<()> {
             rules::clamp(checkpoint, lowest, entry.common, now_ms)
         })
         .collect();
+    let lowered: Vec<Rebuild> = state
+        .rebuilds
+        .values()
+        .filter_map(|rebuild| Some(Rebuild { until: rebuild.clamped(entry.common)?, ..rebuild.clone() }))
+        .collect();
+    lowered.into_iter().for_each(|rebuild| state.put_rebuild(rebuild));
     let leases: Vec<WorkerLease> = state.leases.values().cloned().collect();
     for lease in leases {
         match rules::fate(&lease, entry.common) {

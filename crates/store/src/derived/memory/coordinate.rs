@@ -1,5 +1,7 @@
 //! Leases and checkpoints.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use cairn_core::{Fence, Height, HeightRange};
 
@@ -9,6 +11,7 @@ use crate::derived::fork::DerivedCheckpoint;
 use crate::derived::lease::{
     ClaimRequest, LeaseEnd, LeaseGap, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES, WorkerLease,
 };
+use crate::derived::rebuild::Rebuild;
 use crate::derived::rules::{self, Crossing};
 use crate::derived::writer::{Coordinator, Repairs};
 use crate::{Result, StoreError};
@@ -21,10 +24,8 @@ impl Coordinator for MemoryDerived {
             if let Some(checkpoint) = state.checkpoints.get(service) {
                 return Ok(checkpoint.clone());
             }
-            if state.leases_of(service).next().is_some() {
-                return Err(StoreError::Invalid(format!(
-                    "service {service} has leases without a checkpoint: a reset was not finished; finish it"
-                )));
+            if state.rebuilds.get(service).is_some_and(|rebuild| rebuild.is_clearing) {
+                return Err(rules::still_clearing(service));
             }
             let checkpoint = DerivedCheckpoint {
                 service: service.to_owned(),
@@ -111,6 +112,12 @@ impl Coordinator for MemoryDerived {
             }
             for checkpoint in &repairs.moved {
                 state.put_checkpoint(checkpoint.clone());
+            }
+            let over = |rebuild: &&Rebuild| !rebuild.goes_on(state.checkpoints.get(&rebuild.service));
+            repairs.rebuilt =
+                state.rebuilds.values().filter(over).map(|rebuild| rebuild.service.clone()).collect();
+            for service in &repairs.rebuilt {
+                Arc::make_mut(&mut state.rebuilds).remove(service);
             }
             Ok(repairs)
         })
@@ -285,7 +292,7 @@ fn new_lease(
     }
 }
 
-fn request_reindex(
+pub(super) fn request_reindex(
     state: &mut State,
     service: &str,
     version: u32,

@@ -6,8 +6,10 @@ use async_trait::async_trait;
 use cairn_core::Height;
 
 use super::MemoryDerived;
+use super::coordinate::request_reindex;
 use super::state::State;
 use crate::derived::reader::QuarantinedBlock;
+use crate::derived::rebuild::{RangeAgain, Rebuild, RebuildRequest};
 use crate::derived::row::Key;
 use crate::derived::writer::DerivedMaintenance;
 use crate::{Result, StoreError};
@@ -18,15 +20,33 @@ impl DerivedMaintenance for MemoryDerived {
         Ok(())
     }
 
+    async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
+        let now_ms = self.now_ms();
+        self.commit("begin_rebuild", |state| {
+            // Some of it may be refused when some of it is done: it is done on a copy.
+            let mut after = state.clone();
+            let rebuilds = begin_rebuild(&mut after, request, now_ms)?;
+            *state = after;
+            Ok(rebuilds)
+        })
+    }
+
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
+        let now_ms = self.now_ms();
         self.commit("reset_step", |state| {
             if max_rows == 0 {
                 return Err(StoreError::Invalid(
                     "reset_step: max_rows is 0; nothing would ever be deleted".into(),
                 ));
             }
-            Arc::make_mut(&mut state.checkpoints).remove(service);
-            Ok(reset(state, service, max_rows))
+            let rebuild = state.rebuilds.get(service).filter(|rebuild| rebuild.is_clearing);
+            let Some(rebuild) = rebuild.cloned() else { return Ok(false) };
+            let is_left = reset(state, service, max_rows);
+            if !is_left {
+                state.put_checkpoint(rebuild.start(now_ms));
+            }
+            state.put_rebuild(Rebuild { is_clearing: is_left, steps: rebuild.steps + 1, ..rebuild });
+            Ok(is_left)
         })
     }
 
@@ -57,6 +77,27 @@ impl DerivedMaintenance for MemoryDerived {
             Ok(deleted)
         })
     }
+}
+
+fn begin_rebuild(state: &mut State, request: &RebuildRequest, now_ms: u64) -> Result<Vec<Rebuild>> {
+    for RangeAgain { service, version, range, range_heights } in &request.again {
+        request_reindex(state, service, *version, *range, *range_heights, now_ms)?;
+    }
+    let mut rebuilds = Vec::with_capacity(request.anew.len());
+    for service in &request.anew {
+        let before = state.rebuilds.get(service);
+        if let Some(before) = before.filter(|before| before.is_clearing) {
+            rebuilds.push(before.clone());
+            continue;
+        }
+        let checkpoint = state.checkpoint(service)?;
+        let lowest = state.index_leases(service).first().map(|lease| lease.range.start());
+        let rebuild = Rebuild::of(checkpoint, lowest, before, now_ms);
+        Arc::make_mut(&mut state.checkpoints).remove(service);
+        state.put_rebuild(rebuild.clone());
+        rebuilds.push(rebuild);
+    }
+    Ok(rebuilds)
 }
 
 /// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.

@@ -11,6 +11,7 @@ use super::state::{State, TableData};
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
 use crate::derived::lease::{LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::{DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage};
+use crate::derived::rebuild::Rebuild;
 use crate::derived::row::{Key, Row};
 use crate::derived::table::{Table, TableClass};
 use crate::derived::value::{Sum, Value};
@@ -21,6 +22,7 @@ pub(super) struct MemorySnapshot {
     state: Arc<State>,
     forks: ForkState,
     checkpoints: Vec<DerivedCheckpoint>,
+    rebuilds: Vec<Rebuild>,
 }
 
 /// One table as the snapshot sees it.
@@ -37,7 +39,8 @@ impl MemorySnapshot {
     pub(super) fn new(state: Arc<State>) -> Result<MemorySnapshot> {
         let forks = state.forks()?.state;
         let checkpoints = state.checkpoints.values().cloned().collect();
-        Ok(MemorySnapshot { state, forks, checkpoints })
+        let rebuilds = state.rebuilds.values().cloned().collect();
+        Ok(MemorySnapshot { state, forks, checkpoints, rebuilds })
     }
 
     fn view(&self, table: &str) -> Result<View<'_>> {
@@ -236,6 +239,10 @@ impl DerivedSnapshot for MemorySnapshot {
 
     fn checkpoints(&self) -> &[DerivedCheckpoint] {
         &self.checkpoints
+    }
+
+    fn rebuilds(&self) -> &[Rebuild] {
+        &self.rebuilds
     }
 
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>> {

@@ -8,6 +8,7 @@ use cairn_core::{Fence, Height};
 use crate::derived::fork::{DerivedCheckpoint, ForkMark, ForkState};
 use crate::derived::lease::{LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::QuarantinedBlock;
+use crate::derived::rebuild::Rebuild;
 use crate::derived::row::{Key, Row};
 use crate::derived::table::{Catalog, Table};
 use crate::derived::value::Value;
@@ -101,6 +102,8 @@ pub(super) struct State {
     lease_ids: Arc<BTreeMap<String, BTreeSet<u64>>>,
     /// By service.
     pub(super) checkpoints: Arc<BTreeMap<String, DerivedCheckpoint>>,
+    /// By service.
+    pub(super) rebuilds: Arc<BTreeMap<String, Rebuild>>,
     /// Blocks that a service could not process.
     pub(super) quarantined: Arc<BTreeSet<QuarantinedBlock>>,
     /// `None` before `adopt`.
@@ -121,6 +124,7 @@ impl State {
             leases: Arc::default(),
             lease_ids: Arc::default(),
             checkpoints: Arc::default(),
+            rebuilds: Arc::default(),
             quarantined: Arc::default(),
             forks: None,
             last_fence: 0,
@@ -182,6 +186,10 @@ impl State {
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: DerivedCheckpoint) {
         Arc::make_mut(&mut self.checkpoints).insert(checkpoint.service.clone(), checkpoint);
+    }
+
+    pub(super) fn put_rebuild(&mut self, rebuild: Rebuild) {
+        Arc::make_mut(&mut self.rebuilds).insert(rebuild.service.clone(), rebuild);
     }
 
     /// Forgets the quarantined blocks of which `keep` says no.

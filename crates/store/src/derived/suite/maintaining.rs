@@ -24,7 +24,6 @@ pub(super) fn cases() -> Vec<Case> {
         answers_are_asked_again,
         a_service_is_reset_in_bounded_steps,
         a_worker_of_a_service_that_is_reset_commits_nothing,
-        a_reset_that_was_not_finished_is_noticed,
         undo_rows_below_finality_go,
         rows_are_deleted_by_key,
         maintaining_changes_nothing,
@@ -150,29 +149,35 @@ async fn a_service_is_reset_in_bounded_steps(factory: Arc<dyn DerivedFactory>) -
     };
     let others: Vec<String> = before.iter().filter(|line| !is_folders(line)).cloned().collect();
     same("nobody's", subject.store.reset_step("nobody", 10).await?, false)?;
+    same("of one that was not begun", subject.store.reset_step(FOLDER, 10).await?, false)?;
+    same("everything then", subject.store.dump().await?.lines, before.clone())?;
+    subject.anew(FOLDER).await?;
     let (mut left, mut steps) = (before.len(), 0);
     loop {
         let goes_on = subject.store.reset_step(FOLDER, 3).await?;
         steps += 1;
         let now = subject.store.dump().await?.lines;
-        holds(left - now.len() <= 10, format!("{} rows went in a step of 3", left - now.len()))?;
-        left = now.len();
-        same("its checkpoint", subject.snapshot().await?.checkpoint(FOLDER), None)?;
         same("its rows that can be seen", subject.all(HOLDINGS.name).await?, Vec::new())?;
         if !goes_on {
             break;
         }
+        holds(left - now.len() <= 10, format!("{} rows went in a step of 3", left - now.len()))?;
+        left = now.len();
+        same("its checkpoint", subject.snapshot().await?.checkpoint(FOLDER), None)?;
         if steps == 2 {
             subject.reopen().await?;
         }
         holds(steps < 1_000, "there is no end of it")?;
     }
     holds(steps > 5, format!("{steps} steps forgot everything"))?;
-    same("what is left", subject.store.dump().await?.lines, others)?;
+    let is_folders = |line: &&String| is_folders(line) && !line.starts_with("checkpoint/");
+    let now = subject.store.dump().await?.lines;
+    same("rows of it that are left", now.iter().find(is_folders), None)?;
+    same("how many lines there are", now.len(), others.len() + 1)?;
+    Subject::ends(&subject.checkpoint(FOLDER).await?, 0, None)?;
     let leases = subject.leases().await?;
     holds(leases.iter().all(|lease| lease.service != FOLDER), "a lease of it is left")?;
     same("a step more", subject.store.reset_step(FOLDER, 3).await?, false)?;
-    subject.store.register(FOLDER, Height(0)).await?;
     subject.index_all(7, 3).await?;
     subject.dumps_as_its_chain().await?;
     // Its undo rows went as well: those of now are right.
@@ -186,6 +191,7 @@ async fn a_worker_of_a_service_that_is_reset_commits_nothing(factory: Arc<dyn De
     subject.index(MAPPER, 10, 10).await?;
     let lease = subject.commit(&subject.claim(FOLDER).await?, 8).await?.lease;
     let commit = subject.chunk(&lease, 10).await?;
+    subject.anew(FOLDER).await?;
     subject.store.reset_step(FOLDER, 1).await?;
     let before = subject.freeze().await?;
     refused("a commit", subject.store.commit_chunk(&lease, commit.clone()).await, is_moved)?;
@@ -195,18 +201,6 @@ async fn a_worker_of_a_service_that_is_reset_commits_nothing(factory: Arc<dyn De
     let gone = subject.store.commit_chunk(&lease, commit).await;
     refused("a commit when it is done", gone, crate::suite::check::is_fenced)?;
     Ok(())
-}
-
-async fn a_reset_that_was_not_finished_is_noticed(factory: Arc<dyn DerivedFactory>) -> CaseResult {
-    let subject = Subject::new(&factory, Raw::with(40, 1)).await?;
-    subject.index_all(10, 10).await?;
-    holds(subject.store.reset_step(FOLDER, 3).await?, "one step forgot everything")?;
-    let registered = subject.store.register(FOLDER, Height(0)).await;
-    refused("registered in the middle", registered, is_invalid)?;
-    while subject.store.reset_step(FOLDER, 100).await? {}
-    subject.store.register(FOLDER, Height(0)).await?;
-    subject.index_all(10, 10).await?;
-    subject.dumps_as_its_chain().await
 }
 
 async fn undo_rows_below_finality_go(factory: Arc<dyn DerivedFactory>) -> CaseResult {

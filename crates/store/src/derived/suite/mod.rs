@@ -35,6 +35,7 @@ mod maintaining;
 mod quarantine;
 mod racing;
 mod reading;
+mod rebuilding;
 mod registering;
 mod repairing;
 mod restart;
@@ -152,6 +153,7 @@ pub fn cases() -> Vec<Case> {
         applying::cases(),
         repairing::cases(),
         reading::cases(),
+        rebuilding::cases(),
         racing::cases(),
         restart::cases(),
         maintaining::cases(),

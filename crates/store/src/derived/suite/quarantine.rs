@@ -122,11 +122,11 @@ async fn a_reset_forgets_them_in_bounded_steps(factory: Arc<dyn DerivedFactory>)
     let empty = subject.store.dump().await?;
     let lease = subject.claim(MAPPER).await?;
     leave(&subject, &lease, 8, &[0, 1, 2, 3, 4, 5, 6, 7]).await?;
+    subject.anew(MAPPER).await?;
     holds(subject.store.reset_step(MAPPER, 3).await?, "eight of them went in a step of three")?;
     same("while it is reset", named(&subject, &[MAPPER], 100, 9).await?, Quarantined::default())?;
     let left = |lines: Vec<String>| lines.iter().filter(|line| line.starts_with("quarantined/")).count();
     same("how many are left", left(subject.store.dump().await?.lines), 5)?;
     while subject.store.reset_step(MAPPER, 3).await? {}
-    subject.store.register(MAPPER, Height::ZERO).await?;
     same_dump(&subject.store.dump().await?, &empty)
 }

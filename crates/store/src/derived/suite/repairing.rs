@@ -44,7 +44,7 @@ async fn i03_ranges_that_finish_out_of_order_are_crossed(factory: Arc<dyn Derive
     let checkpoint = subject.checkpoint(MAPPER).await?;
     Subject::ends(&checkpoint, 40, Some(id(39, 1)))?;
     same("when it moved", checkpoint.updated_at_ms, super::subject::START_MS + 77)?;
-    same("what was repaired", repairs, Repairs { moved: vec![checkpoint], alarms: Vec::new() })?;
+    same("what was repaired", repairs, Repairs { moved: vec![checkpoint], ..Repairs::default() })?;
     same("repaired again", subject.store.repair_checkpoints().await?, Repairs::default())?;
     subject.reopen().await?;
     subject.work(leases[4].clone(), 3).await?;
@@ -122,7 +122,7 @@ async fn another_first_parent_is_an_alarm(factory: Arc<dyn DerivedFactory>) -> C
     let alarm =
         SeamAlarm { service: MAPPER.into(), at: Height(10), last_id: id(9, 1), first_parent: id(9, 2) };
     for _ in 0..2 {
-        let expected = Repairs { moved: Vec::new(), alarms: vec![alarm.clone()] };
+        let expected = Repairs { alarms: vec![alarm.clone()], ..Repairs::default() };
         same("the alarm", subject.store.repair_checkpoints().await?, expected)?;
         Subject::ends(&subject.checkpoint(MAPPER).await?, 10, Some(id(9, 1)))?;
     }

@@ -10,11 +10,12 @@ use super::{CaseResult, DerivedFactory, DerivedPlace, Failure, MemoryFactory, Te
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
 use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::{DerivedSnapshot, Scan};
+use crate::derived::rebuild::{Rebuild, RebuildRequest};
 use crate::derived::row::Row;
 use crate::derived::value::Value;
 use crate::derived::writer::{ApplyProgress, ChunkCommit, Committed, StateRow, StateRows};
 use crate::suite::check::{holds, same};
-use crate::{Dump, ReorgEntry, Result};
+use crate::{Dump, ReorgEntry, Result, StoreError};
 
 /// When a case's clock starts, in milliseconds since 1970.
 pub(super) const START_MS: u64 = 1_700_000_000_000;
@@ -261,6 +262,13 @@ impl Subject {
             }
         }
         Err(Failure::new("there are rows to undo after 10,000 steps"))
+    }
+
+    /// Lets a service make everything anew.
+    pub(super) async fn anew(&self, service: &str) -> Result<Rebuild> {
+        let request = RebuildRequest { anew: vec![service.to_owned()], ..RebuildRequest::default() };
+        let begun = self.store.begin_rebuild(&request).await?.pop();
+        begun.ok_or_else(|| StoreError::Invalid("nothing was begun".into()))
     }
 
     /// Forks the raw chain at `common`, applies that, and grows another fork to `end`.
