@@ -20,7 +20,7 @@ const ERRORS: [(&str, &str); 7] = [
     ("413", "The request's body is too large"),
     ("414", "Path and query are too long"),
     ("500", "The server failed"),
-    ("503", "Not yet, too busy, or too slow: try again after `Retry-After`"),
+    ("503", "Not yet, being made anew, too busy, or too slow: try again after `Retry-After`"),
 ];
 
 /// The document and the page as they are sent.

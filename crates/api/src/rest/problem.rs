@@ -50,6 +50,8 @@ pub enum Code {
     WorkerNotEnabled,
     /// The data is expected to come: a worker has not got there yet, or a reorg is being applied. Try again.
     NotYet,
+    /// A worker makes everything that it had made anew, and what is there so far is less than what was shown before: see `worker`, `watermark_height` and `until_height`. Try again.
+    BeingRebuilt,
     /// Too many requests at once: try again.
     Overloaded,
     /// The database is busy: try again.
@@ -60,7 +62,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for the documentation.
-    pub(crate) const ALL: [Code; 17] = [
+    pub(crate) const ALL: [Code; 18] = [
         Code::InvalidParameter,
         Code::InvalidCursor,
         Code::UnknownRoute,
@@ -75,6 +77,7 @@ impl Code {
         Code::Internal,
         Code::WorkerNotEnabled,
         Code::NotYet,
+        Code::BeingRebuilt,
         Code::Overloaded,
         Code::Busy,
         Code::Timeout,
@@ -113,6 +116,9 @@ impl Code {
                 ("worker-not-enabled", "The worker behind this is not enabled", StatusCode::NOT_IMPLEMENTED)
             }
             Code::NotYet => ("not-yet", "The data is not there yet", StatusCode::SERVICE_UNAVAILABLE),
+            Code::BeingRebuilt => {
+                ("being-rebuilt", "The data behind this is being made anew", StatusCode::SERVICE_UNAVAILABLE)
+            }
             Code::Overloaded => ("overloaded", "Too many requests at once", StatusCode::SERVICE_UNAVAILABLE),
             Code::Busy => ("busy", "The database is busy", StatusCode::SERVICE_UNAVAILABLE),
             Code::Timeout => ("timeout", "The time limit passed", StatusCode::SERVICE_UNAVAILABLE),
@@ -123,10 +129,14 @@ impl Code {
     fn retry_after_s(self) -> Option<u32> {
         match self {
             Code::ForksDisagree | Code::NotYet | Code::Overloaded | Code::Busy | Code::Timeout => Some(1),
+            Code::BeingRebuilt => Some(REBUILD_RETRY_S),
             _ => None,
         }
     }
 }
+
+/// A rebuild folds the whole chain once more: nobody need ask each second whether it is done.
+const REBUILD_RETRY_S: u32 = 30;
 
 /// What some problems say beside the standard members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
@@ -149,6 +159,9 @@ pub(crate) struct Extra {
     /// How far the data behind this answer goes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watermark_height: Option<Num>,
+    /// Where the data behind this is whole again: the newest height that it had reached before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_height: Option<Num>,
     /// The last height at which what was shown before still holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub common_height: Option<Num>,
@@ -262,6 +275,24 @@ impl Problem {
         Problem::new(Code::NotYet, format!("the worker {worker} {stands}")).with(|extra| {
             extra.worker = Some(worker.into());
             extra.watermark_height = watermark.map(|at| Num(at.get()));
+        })
+    }
+
+    /// A worker begins anew. `watermark` is where it has come to, `until` where it was.
+    pub(crate) fn being_rebuilt(worker: &str, watermark: Option<Height>, until: Option<Height>) -> Problem {
+        let stands = watermark
+            .map_or("has not finished a block yet".into(), |at| format!("has come as far as block {at}"));
+        let was = until.map_or(String::new(), |until| format!(" of {until}"));
+        Problem::new(
+            Code::BeingRebuilt,
+            format!(
+                "the worker {worker} makes everything anew and {stands}{was}; there is no answer before it is where it was"
+            ),
+        )
+        .with(|extra| {
+            extra.worker = Some(worker.into());
+            extra.watermark_height = watermark.map(|at| Num(at.get()));
+            extra.until_height = until.map(|until| Num(until.get()));
         })
     }
 

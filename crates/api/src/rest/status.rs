@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use cairn_core::{BlockRef, Height, HeightRange, Parts};
 use cairn_store::StoreError;
-use cairn_store::derived::{DerivedSnapshot, LeaseFilter};
+use cairn_store::derived::{DerivedCheckpoint, DerivedSnapshot, LeaseFilter};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -98,6 +98,58 @@ pub(crate) struct Worker {
     pub is_paused: bool,
     /// How many blocks up to its tip it could not process and passed over.
     pub quarantined_blocks: Num,
+    /// It makes everything anew and is not yet where it was: what rests on it is `being-rebuilt`. Null else.
+    pub rebuild: Option<Rebuild>,
+}
+
+/// A worker that makes everything anew.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Rebuild {
+    /// The height at which it begins.
+    pub first_height: Num,
+    /// The last height that it had done before: when its tip is there again, it is over.
+    pub until_height: Num,
+    /// What it made before is still being deleted.
+    pub is_clearing: bool,
+    /// When it began, in milliseconds since 1970.
+    pub begun_at_ms: Num,
+}
+
+impl Rebuild {
+    fn of(rebuild: &cairn_store::derived::Rebuild) -> Rebuild {
+        Rebuild {
+            first_height: Num(rebuild.first.get()),
+            until_height: Num(rebuild.until.prev().unwrap_or(Height::ZERO).get()),
+            is_clearing: rebuild.is_clearing,
+            begun_at_ms: Num(rebuild.begun_at_ms),
+        }
+    }
+}
+
+/// Every worker that has a checkpoint, and those that have none since they are being reset; by name.
+fn workers(
+    app: &dyn DerivedSnapshot,
+    tip: Option<BlockRef>,
+    quarantined: &BTreeMap<String, u64>,
+) -> Vec<Worker> {
+    let checkpoints = app.checkpoints().iter().map(|checkpoint| (&checkpoint.service, Some(checkpoint)));
+    let cleared = app.rebuilds().iter().map(|rebuild| (&rebuild.service, None));
+    // Of two with one name the later one stays.
+    let all: BTreeMap<_, _> = cleared.chain(checkpoints).collect();
+    let worker = |(name, checkpoint): (&String, Option<&DerivedCheckpoint>)| {
+        let rebuild = app.being_rebuilt(name);
+        let last = checkpoint.and_then(DerivedCheckpoint::last);
+        Worker {
+            name: name.clone(),
+            tip: last.map(BlockName::of),
+            lag_blocks: last.zip(tip).map(|(last, tip)| Num(tip.height.since(last.height))),
+            is_paused: checkpoint
+                .map_or_else(|| rebuild.is_some_and(|rebuild| rebuild.paused), |at| at.paused),
+            quarantined_blocks: Num(quarantined.get(name).copied().unwrap_or(0)),
+            rebuild: rebuild.map(Rebuild::of),
+        }
+    };
+    all.into_iter().map(worker).collect()
 }
 
 impl StatusHalt {
@@ -174,23 +226,9 @@ pub(crate) async fn get_status(
     halts.truncate(MAX_HALTS);
     let mut app_watermark_height = None;
     let derived = app.map(|app| {
-        let mut checkpoints: Vec<_> = app.checkpoints().iter().collect();
-        checkpoints.sort_by(|a, b| a.service.cmp(&b.service));
-        let lowest = checkpoints.iter().map(|checkpoint| checkpoint.last().map(|last| last.height)).min();
-        app_watermark_height = lowest.flatten().map(|height| Num(height.get()));
-        let workers = checkpoints
-            .into_iter()
-            .map(|checkpoint| {
-                let last = checkpoint.last();
-                Worker {
-                    name: checkpoint.service.clone(),
-                    tip: last.map(BlockName::of),
-                    lag_blocks: last.zip(head.tip).map(|(last, tip)| Num(tip.height.since(last.height))),
-                    is_paused: checkpoint.paused,
-                    quarantined_blocks: Num(quarantined.get(&checkpoint.service).copied().unwrap_or(0)),
-                }
-            })
-            .collect();
+        let workers = workers(&*app, head.tip, &quarantined);
+        let lowest = workers.iter().map(|worker| worker.tip.as_ref().map(|tip| tip.height.0)).min();
+        app_watermark_height = lowest.flatten().map(Num);
         let forks = app.forks();
         Derived { applied_reorg: Num(forks.applied.id), is_reorg_under_way: !forks.is_settled(), workers }
     });

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{BlockFacts, BlockRef, Height, HeightRange, Parts};
-use cairn_store::derived::{Catalog, DerivedSnapshot, Quarantined, Table, TableClass};
+use cairn_store::derived::{Catalog, DerivedCheckpoint, DerivedSnapshot, Quarantined, Table, TableClass};
 use cairn_store::{HeadRow, RawSnapshot, StoreError};
 
 use super::Api;
@@ -86,7 +86,7 @@ impl View {
     }
 
     /// Of both. The workers of the tables `needed` have to be enabled and to have finished a block; those of the tables `welcome` are
-    /// counted in where they are. What nodes were asked is only shown beside, where it is welcome: it gates nothing.
+    /// counted in where they are and not made anew just now. What nodes were asked is only shown beside, where it is welcome: it gates nothing.
     pub(crate) async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
         let tries = api.limits().fork_tries.max(1);
         let mut pause = Duration::from_millis(api.limits().fork_pause_ms);
@@ -210,7 +210,16 @@ impl View {
             if workers.iter().any(|worker| worker.name == service) {
                 continue;
             }
-            match app.checkpoint(service) {
+            let checkpoint = app.checkpoint(service);
+            // What it has made so far is less than what was shown before, and would look whole.
+            if let Some(rebuild) = app.being_rebuilt(service) {
+                if is_needed {
+                    let watermark = checkpoint.and_then(DerivedCheckpoint::last).map(|last| last.height);
+                    return Err(Problem::being_rebuilt(service, watermark, rebuild.until.prev()).into());
+                }
+                continue;
+            }
+            match checkpoint {
                 Some(checkpoint) => match checkpoint.last() {
                     Some(last) => workers.push(Worker { name: service, last }),
                     None if is_needed => return Err(Problem::not_yet(service, None).into()),

@@ -14,4 +14,5 @@ mod hostile;
 mod incomplete;
 mod middle;
 mod problems;
+mod rebuilt;
 mod stream;
