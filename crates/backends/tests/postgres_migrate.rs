@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use cairn_backends::postgres::migrate_table::{Moved, export_csv};
 use cairn_backends::postgres::raw::PartitionSizes;
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::{
+    Behind, Dropped, PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore,
+};
 use cairn_core::{ChainId, Height, HeightRange};
 use cairn_store::derived::{
     BLOCK_HEIGHT, Catalog, Column, ColumnType, IndexDef, LAST_HEIGHT, Merge, TableClass, TableDef, column,
@@ -293,7 +295,10 @@ async fn tables_are_exported_in_order_and_dropped_with_what_is_known_of_their_wo
         PgDerived::tables_beside(&app_options(&db), &catalog(&NEW), "transfers").await.expect("asks");
     assert_eq!(tables, ["transfers"]);
     assert!(PgDerived::tables_beside(&app_options(&db), &catalog(&NEW), "nothing").await.is_err());
-    PgDerived::drop_tables(app_options(&db), &tables).await.expect("drops");
+    let dropped = PgDerived::drop_tables(app_options(&db), catalog(&NEW), &tables, &Behind::default())
+        .await
+        .expect("drops");
+    assert_eq!(dropped, Dropped::default(), "the mapper never ran");
     PgDerived::open(app_options(&db), catalog(&NEW), None).await.expect("makes it by the new definition");
     assert_eq!(number(&db, "SELECT count(*) FROM app.transfers").await, 0);
     assert_eq!(number(&db, "SELECT count(*) FROM app.holdings").await, 1);

@@ -337,7 +337,8 @@ pub struct MigrateArgs {
     /// Rows that are copied in one transaction.
     #[arg(long, default_value_t = 5_000, value_name = "ROWS", requires = "in_place")]
     pub batch_rows: u64,
-    /// Export a derived table of PostgreSQL, and all others of its worker, as CSV; then drop them and make them again, empty. They are derived anew.
+    /// Export a derived table of PostgreSQL, and all others of its worker, as CSV; then drop them and make them again, empty. They are derived anew, and so is
+    /// whatever is folded from them. No other cairn may be connected.
     #[arg(long, value_name = "app.TABLE", requires = "export_dir")]
     pub recreate: Option<String>,
     /// Where exported tables go: one `app.TABLE.csv.gz` each.

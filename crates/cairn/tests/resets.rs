@@ -302,3 +302,40 @@ fn a_reset_that_an_older_program_left_is_finished_on_postgres() {
     let Some(server) = Server::start() else { return };
     an_older_reset(Some(&server));
 }
+
+#[test]
+fn a_table_that_is_recreated_takes_what_is_folded_from_it_along() {
+    let Some(server) = Server::start() else { return };
+    let archive = Archive::new(Some(&server));
+    let whole = archive.state();
+    let rows = "SELECT count(*) FROM @address_transactions";
+    let before = archive.number(rows);
+    assert!(before > 0);
+    let recreate = ["migrate", "--recreate", "app.address_transactions", "--export-dir", "exported"];
+    // Not while anybody is connected.
+    let service = Service::start(archive.cairn(&["serve"]).env("CAIRN_DERIVE__ASK_NODE", "false"));
+    assert_eq!(service.get("/v1/stats/daily").0, 200);
+    let words = end_of(&mut archive.cairn(&recreate)).badly();
+    assert!(words.contains("stop them all"), "{words}");
+    assert!(!archive.dir.path().join("exported/app.address_transactions.csv.gz").exists());
+    assert_eq!((archive.number(rows), archive.state()), (before, whole));
+    assert!(service.stop().0.success());
+
+    let told = end_of(&mut archive.cairn(&recreate)).well();
+    for part in ["accounts_worker begins anew at height 0", "stats_worker begins anew at height 0"] {
+        assert!(told.contains(part), "{part}\n{told}");
+    }
+    assert_eq!((archive.number(rows), archive.state()), (0, 0));
+    assert_eq!((archive.last_height("accounts_worker"), archive.last_height("stats_worker")), (-1, -1));
+    // Another folder, of other rows, is not touched.
+    assert_eq!(archive.last_height("ft_holdings_worker"), 40);
+    let service = Service::start(&mut archive.cairn(&["serve"]));
+    for path in ["/v1/stats/daily", "/v1/accounts/0x0000000000000000000000000000000000000001/transactions"] {
+        let (status, text) = service.get(path);
+        assert!(status == 503 && text.contains("being-rebuilt"), "{path}: {status}: {text}");
+    }
+    assert!(service.stop().0.success());
+    archive.pass(&["--to", "40"]);
+    assert_eq!((archive.number(rows), archive.state()), (before, whole));
+    assert_eq!(archive.last_height("stats_worker"), 40);
+}

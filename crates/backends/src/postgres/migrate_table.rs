@@ -88,11 +88,35 @@ struct State {
     copied: i64,
 }
 
+/// Refuses while other programs of ours are connected. The server notices a moment late that a process has ended.
+pub(super) async fn demand_alone(conn: &PgConn) -> Result<()> {
+    let mut others = 0_i64;
+    for _ in 0..ALONE_TRIES {
+        // A transaction sees the same activity until it asks for it anew.
+        conn.batch("SELECT pg_stat_clear_snapshot()").await?;
+        let row = conn
+            .query_one(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                 AND application_name LIKE 'cairn %' AND application_name <> $1",
+                &[&APPLICATION_NAME],
+            )
+            .await?;
+        others = row.try_get(0).map_err(db)?;
+        if others == 0 {
+            return Ok(());
+        }
+        tokio::time::sleep(ALONE_PAUSE).await;
+    }
+    Err(StoreError::Invalid(format!(
+        "{others} connections of running cairns are in this database: stop them all, a table is made anew only while nobody writes"
+    )))
+}
+
 impl TableMove {
     /// Does the next step, and says what it was.
     pub async fn step(&self, pool: &PgPool) -> Result<Moved> {
         let mut conn = pool.begin(Isolation::ReadCommitted).await?;
-        self.demand_alone(&conn).await?;
+        demand_alone(&conn).await?;
         match self.state(&conn).await? {
             None => {
                 let left_behind = self.rename(&conn).await?;
@@ -125,30 +149,6 @@ impl TableMove {
 
     fn old(&self) -> String {
         format!("{}.\"{}_old\"", self.schema, self.table)
-    }
-
-    /// Refuses while other programs of ours are connected. The server notices a moment late that a process has ended.
-    async fn demand_alone(&self, conn: &PgConn) -> Result<()> {
-        let mut others = 0_i64;
-        for _ in 0..ALONE_TRIES {
-            // A transaction sees the same activity until it asks for it anew.
-            conn.batch("SELECT pg_stat_clear_snapshot()").await?;
-            let row = conn
-                .query_one(
-                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
-                     AND application_name LIKE 'cairn %' AND application_name <> $1",
-                    &[&APPLICATION_NAME],
-                )
-                .await?;
-            others = row.try_get(0).map_err(db)?;
-            if others == 0 {
-                return Ok(());
-            }
-            tokio::time::sleep(ALONE_PAUSE).await;
-        }
-        Err(StoreError::Invalid(format!(
-            "{others} connections of running cairns are in this database: stop them all, a table is made anew only while nobody writes"
-        )))
     }
 
     async fn state(&self, conn: &PgConn) -> Result<Option<State>> {

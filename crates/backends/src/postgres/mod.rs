@@ -18,7 +18,7 @@ pub mod server;
 mod statements;
 
 #[cfg(feature = "postgres")]
-pub use app::{PgDerived, PgDerivedOptions};
+pub use app::{Behind, Dropped, PgDerived, PgDerivedOptions};
 pub use copy::{CopyBuf, PgNumeric};
 pub use migrate::Migration;
 pub use partition::{PartitionedTable, Partitions};

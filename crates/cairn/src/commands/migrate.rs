@@ -13,6 +13,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
+use super::reindex;
 use crate::cli::MigrateArgs;
 use crate::config::{self, Config, Overrides, hide_url};
 use crate::stores::{self, Access};
@@ -87,6 +88,7 @@ async fn recreate(config: &Config, table: &str, dir: &Path) -> anyhow::Result<()
     };
     let (options, catalog) =
         (stores::pg_app_options(config, postgres(&config.app.url, "app")?), derive::catalog(config)?);
+    PgDerived::demand_alone(&options).await?;
     let tables = PgDerived::tables_beside(&options, &catalog, name).await?;
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let pool = PgPool::new(PgOptions { application_name: APPLICATION_NAME.into(), ..options.read.clone() })?;
@@ -97,12 +99,30 @@ async fn recreate(config: &Config, table: &str, dir: &Path) -> anyhow::Result<()
         output::print(&format!("exported {rows} rows of app.{table} to {}\n", path.display()))?;
     }
     drop(pool);
-    PgDerived::drop_tables(options, &tables).await?;
-    stores::open_app(config, catalog, Access::Write).await?;
-    Ok(output::print(&format!(
+    let services: Vec<&str> = tables
+        .iter()
+        .filter_map(|table| catalog.table(table).ok().map(|table| table.def().service))
+        .collect();
+    let behind = reindex::behind(config, &services)?;
+    let dropped = PgDerived::drop_tables(options, catalog.clone(), &tables, &behind).await?;
+    let app = stores::open_app(config, catalog, Access::Write).await?;
+    let mut message = format!(
         "app.{} made again, empty; `cairn run` derives what belongs into it\n",
         tables.join(", app.")
-    ))?)
+    );
+    for rebuild in &dropped.anew {
+        reindex::clear(&*app, &rebuild.service).await?;
+        message += &format!("{} begins anew at height {}\n", rebuild.service, rebuild.first);
+    }
+    for service in &dropped.asked {
+        message += &format!("{service} asks again about what these rows name, once they are made again\n");
+    }
+    for service in &dropped.busy {
+        message += &format!(
+            "{service} asks about some heights again already; when it has: cairn reindex --worker {service}\n"
+        );
+    }
+    Ok(output::print(&message)?)
 }
 
 /// Writes a table as gzipped CSV: whole and on the disk, or not under its name.

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use cairn_backends::postgres::Behind;
 use cairn_core::{Height, HeightRange};
 use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
 use cairn_store::StoreError;
@@ -199,6 +200,26 @@ pub fn takes_ranges(config: &Config, worker: &str) -> anyhow::Result<bool> {
     Ok(find(&workers(config)?, worker)?.kind != Kind::Folder)
 }
 
+/// Who reads what these services write: whatever has to be done again when that is made anew.
+pub fn behind(config: &Config, services: &[&str]) -> anyhow::Result<Behind> {
+    let mut behind = Behind::default();
+    for worker in workers(config)? {
+        let service = worker.service;
+        if services.contains(&service.name) || !service.upstreams.iter().any(|name| services.contains(name)) {
+            continue;
+        }
+        match worker.kind {
+            Kind::Folder => behind.folders.push(service.name.to_owned()),
+            Kind::Enricher => {
+                let range_heights = derive::options(config).range_of(service.name);
+                behind.askers.push((service.name.to_owned(), service.version, range_heights));
+            }
+            Kind::Mapper => {}
+        }
+    }
+    Ok(behind)
+}
+
 /// How a worker works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -268,7 +289,7 @@ pub async fn finish_reset(app: &dyn AppStore, worker: &str) -> anyhow::Result<Op
 }
 
 /// Deletes what a worker made before its rebuild was begun. Others may do so at the same time.
-async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
+pub async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
     while app.reset_step(worker, RESET_ROWS).await? {}
     Ok(())
 }

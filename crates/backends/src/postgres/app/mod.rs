@@ -46,6 +46,7 @@ use cairn_store::memory::CommitHook;
 use cairn_store::{Result, StoreError};
 
 pub use options::PgDerivedOptions;
+pub use rebuild::{Behind, Dropped};
 
 use super::{PgPool, StatementHook};
 use partitions::Known;

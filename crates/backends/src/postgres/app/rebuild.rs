@@ -3,16 +3,19 @@
 use std::sync::{Arc, Mutex};
 
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::Catalog;
+use cairn_store::derived::{Catalog, Rebuild};
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
 
+use super::coordinate::insert_reindex;
+use super::fault::Fault;
 use super::schema::{self, MIGRATIONS};
 use super::tables::PgTable;
-use super::{PgDerived, PgDerivedOptions, Shared, partitions};
+use super::tx::{Gate, Tx};
+use super::{PgDerived, PgDerivedOptions, Shared, partitions, rebuilds};
 use crate::postgres::error::db;
-use crate::postgres::migrate_table::{APPLICATION_NAME, Create, EnsurePartition, Moved, TableMove};
-use crate::postgres::{Isolation, PgOptions, PgPool, migrate};
+use crate::postgres::migrate_table::{self, APPLICATION_NAME, Create, EnsurePartition, Moved, TableMove};
+use crate::postgres::{PgOptions, PgPool, migrate};
 
 impl PgDerived {
     /// Makes a table anew in place, by the catalog's definition: see [`crate::postgres::migrate_table`]. No store may be open on the database.
@@ -61,7 +64,8 @@ impl PgDerived {
         catalog: &Catalog,
         table: &str,
     ) -> Result<Vec<String>> {
-        let pool = PgPool::new(options.read.clone())?;
+        let pool =
+            PgPool::new(PgOptions { application_name: APPLICATION_NAME.into(), ..options.read.clone() })?;
         let conn = pool.get().await?;
         let rows =
             conn.query("SELECT table_name, definition FROM app.table_definitions ORDER BY 1", &[]).await?;
@@ -80,46 +84,140 @@ impl PgDerived {
         Ok(made.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Drops tables and all that is known of the services that wrote them, in one transaction: the next opening makes those that the catalog has, and workers
-    /// derive them from the beginning.
-    pub async fn drop_tables(options: PgDerivedOptions, tables: &[String]) -> Result<()> {
-        let pool = PgPool::new(PgOptions { application_name: APPLICATION_NAME.into(), ..options.write })?;
-        let mut conn = pool.begin(Isolation::ReadCommitted).await?;
-        conn.lock_until_end(schema::DDL_LOCK).await?;
-        conn.batch("SET LOCAL statement_timeout = 0").await?;
-        for table in tables {
-            let row = conn
-                .query_opt("SELECT definition FROM app.table_definitions WHERE table_name = $1", &[table])
-                .await?;
-            let Some(row) = row else {
-                return Err(StoreError::Invalid(format!("the app store has no table {table}")));
-            };
-            let service = service_of(row.try_get(0).map_err(db)?);
-            conn.batch(&format!("DROP TABLE app.{}", super::tables::quoted(table))).await?;
-            for sql in [
-                "DELETE FROM app.table_definitions WHERE table_name = $1",
-                "DELETE FROM app.index_definitions WHERE table_name = $1",
-                "DELETE FROM app.state_undo WHERE table_name = $1",
-            ] {
-                conn.execute(sql, &[table]).await?;
-            }
-            if let Some(service) = service {
-                for sql in [
-                    "DELETE FROM app.indexing_checkpoints WHERE service_name = $1",
-                    "DELETE FROM app.worker_leases WHERE worker_type = $1",
-                ] {
-                    conn.execute(sql, &[&service]).await?;
-                }
-                // The schema may be an older one yet.
-                let there = "SELECT to_regclass('app.quarantined_blocks') IS NOT NULL";
-                if conn.query_one(there, &[]).await?.try_get(0).map_err(db)? {
-                    conn.execute("DELETE FROM app.quarantined_blocks WHERE service_name = $1", &[&service])
-                        .await?;
-                }
-            }
-        }
-        conn.commit().await
+    /// Refuses while anybody else is connected: what is written between an export and the drop would be lost.
+    pub async fn demand_alone(options: &PgDerivedOptions) -> Result<()> {
+        let pool =
+            PgPool::new(PgOptions { application_name: APPLICATION_NAME.into(), ..options.read.clone() })?;
+        let conn = pool.get().await?;
+        migrate_table::demand_alone(&conn).await
     }
+
+    /// Drops tables, and lets the services that wrote them, and those behind them, begin anew, in one transaction: the next opening makes those tables that the catalog has, and
+    /// [`cairn_store::derived::DerivedMaintenance::reset_step`] goes on from there. Refuses while anybody else is connected. Says which services begin anew.
+    pub async fn drop_tables(
+        options: PgDerivedOptions,
+        catalog: Catalog,
+        tables: &[String],
+        behind: &Behind,
+    ) -> Result<Dropped> {
+        let pool =
+            PgPool::new(PgOptions { application_name: APPLICATION_NAME.into(), ..options.write.clone() })?;
+        // The schema may be an older one yet.
+        migrate::migrate(&mut pool.get().await?, "app", MIGRATIONS).await?;
+        drop(pool);
+        let shared = alone(options, catalog).await?;
+        shared.rerun(|| drop_in(&shared, tables, behind).boxed()).await
+    }
+}
+
+/// Services that read what others wrote whose tables are dropped.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Behind {
+    /// They fold it, and begin anew.
+    pub folders: Vec<String>,
+    /// They ask nodes about what it names, and ask again: service, version, and by how many heights.
+    pub askers: Vec<(String, u32, u64)>,
+}
+
+/// What became of services when tables were dropped.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// They begin anew.
+    pub anew: Vec<Rebuild>,
+    /// They ask again.
+    pub asked: Vec<String>,
+    /// They are at some of these heights already, and can't be asked for more now.
+    pub busy: Vec<String>,
+}
+
+async fn drop_in(shared: &Shared, tables: &[String], behind: &Behind) -> std::result::Result<Dropped, Fault> {
+    let tx = shared.begin(Gate::Exclusive).await?;
+    let conn = &tx.conn;
+    conn.lock_until_end(schema::DDL_LOCK).await?;
+    migrate_table::demand_alone(conn).await?;
+    conn.batch("SET LOCAL statement_timeout = 0").await?;
+    let mut services: Vec<String> = Vec::new();
+    for table in tables {
+        let row = conn
+            .query_opt("SELECT definition FROM app.table_definitions WHERE table_name = $1", &[table])
+            .await?;
+        let Some(row) = row else {
+            return Err(StoreError::Invalid(format!("the app store has no table {table}")).into());
+        };
+        services.extend(service_of(row.try_get(0).map_err(db)?));
+        conn.batch(&format!("DROP TABLE app.{}", super::tables::quoted(table))).await?;
+        for sql in [
+            "DELETE FROM app.table_definitions WHERE table_name = $1",
+            "DELETE FROM app.index_definitions WHERE table_name = $1",
+            "DELETE FROM app.state_undo WHERE table_name = $1",
+        ] {
+            conn.execute(sql, &[table]).await?;
+        }
+    }
+    services.sort_unstable();
+    services.dedup();
+    let mut dropped = Dropped::default();
+    for (service, version, range_heights) in &behind.askers {
+        ask_again(&tx, service, *version, *range_heights, &mut dropped).await?;
+    }
+    for service in &services {
+        let is_known = shared.tables.iter().any(|table| table.table.def().service == service);
+        match begin_anew(&tx, service).await? {
+            Some(rebuild) if is_known => dropped.anew.push(rebuild),
+            // Nobody is there to derive it, or it never ran.
+            _ => forget(&tx, service).await?,
+        }
+    }
+    for service in behind.folders.iter().filter(|service| !services.contains(service)) {
+        dropped.anew.extend(begin_anew(&tx, service).await?);
+    }
+    tx.commit("drop_tables").await?;
+    Ok(dropped)
+}
+
+/// `None`: it never ran.
+async fn begin_anew(tx: &Tx<'_>, service: &str) -> std::result::Result<Option<Rebuild>, Fault> {
+    let is_clearing = rebuilds::find(tx, service).await?.is_some_and(|rebuild| rebuild.is_clearing);
+    if !is_clearing && tx.checkpoint(service, false).await?.is_none() {
+        return Ok(None);
+    }
+    rebuilds::anew(tx, service).await.map(Some)
+}
+
+async fn forget(tx: &Tx<'_>, service: &str) -> std::result::Result<(), Fault> {
+    for sql in [
+        "DELETE FROM app.indexing_checkpoints WHERE service_name = $1",
+        "DELETE FROM app.worker_leases WHERE worker_type = $1",
+        "DELETE FROM app.quarantined_blocks WHERE service_name = $1",
+        "DELETE FROM app.rebuilds WHERE service_name = $1",
+    ] {
+        tx.execute(sql, &[&service]).await?;
+    }
+    Ok(())
+}
+
+/// Everything that it has asked about, once what names it is there again.
+async fn ask_again(
+    tx: &Tx<'_>,
+    service: &str,
+    version: u32,
+    range_heights: u64,
+    dropped: &mut Dropped,
+) -> std::result::Result<(), Fault> {
+    const IS_ASKING: &str = "SELECT 1 FROM app.worker_leases WHERE worker_type = $1 AND kind = 'reindex' AND status <> 'COMPLETED' LIMIT 1";
+    let Some(checkpoint) = tx.checkpoint(service, true).await? else { return Ok(()) };
+    let first = rebuilds::lowest(tx, service).await?.unwrap_or(checkpoint.next);
+    let range = HeightRange::new(first, checkpoint.next.max(first));
+    if range.is_empty() {
+        return Ok(());
+    }
+    if tx.query_opt(IS_ASKING, &[&service]).await?.is_some() {
+        dropped.busy.push(service.to_owned());
+        return Ok(());
+    }
+    insert_reindex(tx, service, version, range, range_heights).await?;
+    dropped.asked.push(service.to_owned());
+    Ok(())
 }
 
 /// `… of SERVICE: columns; key …`, as [`schema`] describes a table.
