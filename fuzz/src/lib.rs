@@ -165,7 +165,10 @@ pub fn token_log(data: &[u8]) {
     };
     for wrapped in [WrappedTokens::Off, WrappedTokens::Any] {
         match transfers::decode(&log, &wrapped) {
-            Ok(Some(event)) => assert!(event.moves.len() <= 10_000.max(rest.len())),
+            Ok(Some(event)) => {
+                assert!(event.moves.len() <= 1.max(rest.len()));
+                assert!(event.moves.iter().flat_map(|moved| moved.each()).count() <= 10_000.max(rest.len()));
+            }
             Ok(None) => {}
             Err(error) => assert!(error.to_string().len() < 1000),
         }

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use alloy_primitives::{Address, B256, U256, keccak256};
-use cairn_explorer::decode::evm::transfers::{DEPOSIT, TRANSFER, TRANSFER_BATCH, WrappedTokens};
+use cairn_explorer::decode::evm::transfers::{
+    CONSECUTIVE_TRANSFER, DEPOSIT, MAX_BLOCK_CONSECUTIVE_IDS, MAX_CONSECUTIVE_IDS, TRANSFER, TRANSFER_BATCH,
+    WrappedTokens,
+};
 use cairn_explorer::names;
 use cairn_explorer::processors::Settings;
 use cairn_explorer::tables::transfers::{FtTransfer, NftTransfer};
@@ -87,6 +90,39 @@ fn e24_one_event_makes_several_rows_with_places_of_their_own() {
     assert_eq!(column("nft_transfers", rows, "sub_index"), ["0", "1"]);
     assert_eq!(column("nft_transfers", rows, "token_id"), ["7", "7"]);
     assert_eq!(column("nft_transfers", rows, "amount"), ["70", "80"]);
+}
+
+/// A mint of so many ids from `first` on in one log of ERC-2309.
+fn range(first: u64, ids: u64) -> Log {
+    let topics = [CONSECUTIVE_TRANSFER, word(first), Address::ZERO.into_word(), Y.into_word()];
+    log(&topics, &[word(first + ids - 1)])
+}
+
+#[test]
+fn e24_ranges_of_one_block_make_no_more_rows_than_a_block_may() {
+    // Each log costs the same whatever it names. They lie in two transactions: it is the block that is bounded.
+    let longest = |n: u64| range(n * MAX_CONSECUTIVE_IDS, MAX_CONSECUTIVE_IDS);
+    let first = with_logs((0..3).map(longest).collect());
+    let mut rest: Vec<Log> = (3..400).map(longest).collect();
+    rest.push(transfer(X, Y, U256::from(9)));
+    rest.push(range(7_000_000, 1));
+    let block = block(7, 100, &[first, with_logs(rest)]);
+    let (tables, malformed) = map(&settings(), names::TOKEN_WORKER, &block);
+    assert_eq!(tables["nft_transfers"].len(), MAX_BLOCK_CONSECUTIVE_IDS as usize + 1);
+    assert_eq!(tables["ft_transfers"].len(), 1, "what comes after it in the block is read");
+    // Each that doesn't fit is refused whole, and named.
+    assert_eq!(malformed.len(), 400 - 5);
+    assert!(malformed.iter().all(|what| what.labels.reason == "range-too-long"), "{:?}", malformed[0]);
+    assert_eq!(malformed[0].event_index, Some(5));
+    assert!(malformed[0].message.contains("a range of 10000 ids"), "{}", malformed[0].message);
+    // Counts agree with rows, and contracts and parties of a range are there once.
+    let (metrics, _) = map(&settings(), names::TX_METRICS_WORKER, &block);
+    assert_eq!(column("tx_metrics", &metrics["tx_metrics"], "nft_transfer_count"), ["30000", "20001"]);
+    assert_eq!(column("tx_metrics", &metrics["tx_metrics"], "ft_transfer_count"), ["0", "1"]);
+    // The same block gives the same rows, whichever mapper came to it first.
+    let shared = settings();
+    map(&shared, names::ACCOUNTS_WORKER, &block);
+    assert_eq!(map(&shared, names::TOKEN_WORKER, &block).0, tables);
 }
 
 #[test]

@@ -6,16 +6,16 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use cairn_core::{Height, HeightRange};
 use cairn_pipeline::derive::processor::{FaultLabels, Malformed, ProcessError, Processor};
 use cairn_pipeline::derive::{Compute, DeriveOptions, MalformedPolicy};
 use cairn_store::StoreError;
-use cairn_store::derived::{Coordinator, LeaseStatus, Severity, Value};
+use cairn_store::derived::{Coordinator, LeaseKind, LeaseStatus, Severity, Value, WorkerLease};
 use cairn_store::memory::CommitHook;
 
-use support::derive::{COUNTS, Derived, counts, marks, odd};
+use support::derive::{COUNTS, Derived, counts, mark, marks, odd};
 use support::gauges::Gauges;
 use support::{pass_ms, tiny};
 
@@ -299,4 +299,52 @@ async fn a_halt_says_who_met_it_and_where_in_words_for_programs_too() {
     );
     assert!(halt.message.contains("version 9"), "{}", halt.message);
     working.stop().await.unwrap_err();
+}
+
+/// Counts commits of chunks.
+#[derive(Default)]
+struct Commits(AtomicUsize);
+
+impl CommitHook for Commits {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        self.0.fetch_add(usize::from(verb == "commit_chunk"), SeqCst);
+        Ok(())
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn e24_a_chunk_whose_blocks_make_many_rows_ends_earlier_and_none_is_missing() {
+    let row_bytes = mark(tiny(1).block_ref(support::MAIN, Height(1))).size_bytes();
+    for (chunk_output_bytes, expected) in [(1 << 20, 1), (4 * row_bytes, 8), (1, 31)] {
+        let world = Derived::new(tiny(1), 30).await;
+        let commits = Arc::new(Commits::default());
+        world.app.set_hook(Some(commits.clone()));
+        let options = DeriveOptions { chunk_output_bytes, ..world.options() };
+        let working = world.start(vec![marks(|_, _| Ok(())), counts(|_| Ok(()))], options);
+        world.until_next("mark_worker", 31).await;
+        world.until_next("count_worker", 31).await;
+        assert_eq!(world.marked().await, all_but(&[], 30));
+        // The folder behind it has a commit each time that it finds something.
+        assert!(commits.0.load(SeqCst) > expected, "{chunk_output_bytes}: {:?}", commits.0);
+        if expected == 1 {
+            assert_eq!(commits.0.load(SeqCst), 2);
+        }
+        // The same of a range that is made again.
+        commits.0.store(0, SeqCst);
+        world
+            .app
+            .request_reindex("mark_worker", 1, HeightRange::new(Height(0), Height(31)), 100)
+            .await
+            .unwrap();
+        let is_done =
+            |lease: &WorkerLease| lease.kind == LeaseKind::Index || lease.status == LeaseStatus::Completed;
+        world.until("the rows made again", async || world.leases().await.iter().all(is_done)).await;
+        assert_eq!(commits.0.load(SeqCst), expected, "{chunk_output_bytes}");
+        assert_eq!(world.marked().await, all_but(&[], 30));
+        working.stop().await.unwrap();
+    }
 }

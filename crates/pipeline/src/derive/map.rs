@@ -1,10 +1,10 @@
 //! One chunk of a mapper: raw blocks in, event rows out.
 //!
-//! A block that can't be processed fails the chunk; with `quarantine` it is passed over without rows, and reported by name: a hole that is known.
+//! Rows are bounded by what one block may make and by the bytes of one chunk: a chunk whose blocks make more ends earlier. A block that can't be processed fails the chunk; with `quarantine` it is passed over without rows, and reported by name: a hole that is known.
 
 use std::sync::Arc;
 
-use cairn_core::HeightRange;
+use cairn_core::{BlockId, Height, HeightRange};
 use cairn_store::derived::{ChunkCommit, LeaseKind, TableRows, WorkerLease};
 
 use super::context::{Context, Prepared};
@@ -12,7 +12,18 @@ use super::error::DeriveError;
 use super::guard::map_block;
 use super::processor::Mapper;
 use super::read::read_raw;
-use super::report;
+use super::report::{self, Report};
+
+/// What was made of a chunk's blocks.
+struct Made {
+    rows: Vec<TableRows>,
+    malformed: Vec<Report>,
+    quarantined: Option<Height>,
+    /// The last block that was looked at.
+    last: Option<BlockId>,
+    /// Where the chunk ends before all its blocks were looked at.
+    cut: Option<Height>,
+}
 
 pub(super) async fn prepare(
     context: &Context,
@@ -28,14 +39,16 @@ pub(super) async fn prepare(
     let mut chunk = read_raw(&context.raw, &context.app, heights, parts, max_bytes, recent).await?;
     let service = mapper.service();
     let blocks = std::mem::take(&mut chunk.blocks);
-    let last_id = blocks.last().map(|block| block.facts.id);
     let mapping = mapper.clone();
-    let (rows, malformed, quarantined) = context
+    let max_output_bytes = context.options.chunk_output_bytes;
+    let made = context
         .compute(move || {
             let mut rows: Vec<TableRows> = Vec::new();
             let mut errors = Vec::new();
             let mut quarantined = None;
-            for block in &blocks {
+            let (mut bytes, mut last, mut cut) = (0, None, None);
+            for (at, block) in blocks.iter().enumerate() {
+                last = Some(block.facts.id);
                 let out = match map_block(&*mapping, block) {
                     Ok(out) => out,
                     Err(error) if quarantine => {
@@ -45,6 +58,7 @@ pub(super) async fn prepare(
                     }
                     Err(error) => return Err(error.into()),
                 };
+                bytes += out.size_bytes();
                 let (made, malformed) = out.into_parts();
                 for (table, made) in made {
                     match rows.iter_mut().find(|rows| rows.table == table) {
@@ -54,10 +68,18 @@ pub(super) async fn prepare(
                 }
                 errors
                     .extend(malformed.into_iter().map(|what| report::of_event(service, &block.facts, what)));
+                if bytes >= max_output_bytes && at + 1 < blocks.len() {
+                    cut = Some(block.facts.height.next());
+                    break;
+                }
             }
-            Ok((rows, errors, quarantined))
+            Ok(Made { rows, malformed: errors, quarantined, last, cut })
         })
         .await?;
+    let Made { rows, malformed, quarantined, last: last_id, cut } = made;
+    if let Some(end) = cut {
+        chunk.cut(end);
+    }
     let replaces = match lease.kind {
         LeaseKind::Index => Vec::new(),
         // What was made of the block before is better than nothing.

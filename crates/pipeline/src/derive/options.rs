@@ -46,6 +46,8 @@ pub struct DeriveOptions {
     pub chunk_heights: u64,
     /// Raw bytes read for one commit, at most one block more.
     pub chunk_bytes: u64,
+    /// Bytes of rows that a mapper makes for one commit, at most one block's more.
+    pub chunk_output_bytes: usize,
     /// Raw blocks that mappers read are kept for the others, so many bytes of them in this process; 0 for none.
     pub recent_bytes: u64,
     /// How often stores are looked at when nothing wakes a worker.
@@ -98,6 +100,7 @@ impl DeriveOptions {
             poll_ms: 1_000,
             repair_ms: 5_000,
             reap_ms: 30_000,
+            chunk_output_bytes: 32 << 20,
             detect_ms: 60_000,
             clear_ms: 5_000,
             reap_batch: 500,

@@ -65,27 +65,79 @@ pub struct Malformed {
     pub labels: FaultLabels,
 }
 
-/// What a mapper made of blocks.
-#[derive(Debug, Default)]
+impl Malformed {
+    fn size_bytes(&self) -> usize {
+        std::mem::size_of::<Malformed>()
+            + self.transaction_id.len()
+            + self.message.len()
+            + self.raw_data.len()
+            + self.labels.contract.len()
+            + self.labels.topic.len()
+    }
+}
+
+/// The memory that what is made of one block may take, in bytes: the last line of defence behind the mappers' own limits. A block that would make more
+/// can't be processed. It is a constant, so that a block gives the same rows wherever it is mapped.
+pub const MAX_BLOCK_OUTPUT_BYTES: usize = 256 << 20;
+
+/// What a mapper made of a block.
+#[derive(Debug)]
 pub struct Output {
     rows: BTreeMap<&'static str, Vec<Row>>,
     malformed: Vec<Malformed>,
     bytes: usize,
+    max_bytes: usize,
+    /// The table and the column of the first number that doesn't fit.
+    unfit: Option<(&'static str, &'static str)>,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Output::with_limit(MAX_BLOCK_OUTPUT_BYTES)
+    }
 }
 
 impl Output {
+    /// One that takes so many bytes.
+    pub(super) fn with_limit(max_bytes: usize) -> Output {
+        Output { rows: BTreeMap::new(), malformed: Vec::new(), bytes: 0, max_bytes, unfit: None }
+    }
+
     /// Adds a row.
     pub fn row(&mut self, table: &'static TableDef, row: Row) {
-        self.bytes += row.size_bytes();
-        self.rows.entry(table.name).or_default().push(row);
+        if let Some(at) = row.0.iter().position(|value| *value == Value::DOES_NOT_FIT) {
+            let column = table.columns.get(at).map_or("", |column| column.name);
+            self.unfit.get_or_insert((table.name, column));
+        }
+        if self.takes(row.size_bytes()) {
+            self.rows.entry(table.name).or_default().push(row);
+        }
     }
 
     /// Adds something that could not be understood.
     pub fn malformed(&mut self, what: Malformed) {
-        self.malformed.push(what);
+        if self.takes(what.size_bytes()) {
+            self.malformed.push(what);
+        }
     }
 
-    /// The memory that its rows take, in bytes, about.
+    /// Counts what is to be added. Over the limit nothing is kept any more: see [`Output::is_too_large`].
+    fn takes(&mut self, bytes: usize) -> bool {
+        self.bytes = self.bytes.saturating_add(bytes);
+        !self.is_too_large()
+    }
+
+    /// Whether more was added than it takes: then it isn't whole.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.bytes > self.max_bytes
+    }
+
+    /// The table and the column of the first number that doesn't fit into one.
+    pub(super) fn unfit(&self) -> Option<(&'static str, &'static str)> {
+        self.unfit
+    }
+
+    /// The memory that it takes, in bytes, about.
     pub fn size_bytes(&self) -> usize {
         self.bytes
     }

@@ -50,12 +50,15 @@ pub enum Value {
 impl Value {
     /// A height. Heights above 2^63 don't exist on any chain; one is kept as the highest number, which no row can have.
     pub fn height(height: Height) -> Value {
-        Value::uint(height.get())
+        Value::Int(i64::try_from(height.get()).unwrap_or(i64::MAX))
     }
 
-    /// A count or a time; above 2^63 the highest number.
+    /// In place of a number that doesn't fit: no count and no time is that. A block with one in its rows can't be processed, so it is never stored.
+    pub const DOES_NOT_FIT: Value = Value::Int(i64::MIN);
+
+    /// A count or a time. From 2^63 on it is [`Value::DOES_NOT_FIT`], never another number.
     pub fn uint(n: u64) -> Value {
-        Value::Int(i64::try_from(n).unwrap_or(i64::MAX))
+        i64::try_from(n).map_or(Value::DOES_NOT_FIT, Value::Int)
     }
 
     /// Text with each NUL, which PostgreSQL can't store, replaced by U+FFFD.

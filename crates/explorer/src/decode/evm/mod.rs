@@ -5,4 +5,4 @@ pub mod calls;
 mod token_event;
 pub mod transfers;
 
-pub use token_event::{DecodeError, TokenEvent, TokenKind, TokenMove};
+pub use token_event::{DecodeError, Mismatch, TokenEvent, TokenKind, TokenMove};

@@ -40,7 +40,7 @@ impl TokenKind {
     }
 }
 
-/// One movement of one token: what a row of a transfer table is made of.
+/// One movement of one token: what a row of a transfer table is made of; or a range of them, which differ in their ids alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenMove {
     /// How it was read.
@@ -55,9 +55,22 @@ pub struct TokenMove {
     pub amount: U256,
     /// Its place among the movements of its event, from 0.
     pub sub_index: u32,
+    /// How many movements it stands for, of ids and places that follow each other; 1 but for ranges of ERC-2309. A log's cost doesn't grow with
+    /// its range, so ranges are kept as such and spread where rows are made.
+    pub count: u32,
 }
 
 impl TokenMove {
+    /// Each movement that it stands for, in order.
+    pub fn each(self) -> impl Iterator<Item = TokenMove> {
+        (0..self.count).map(move |further| TokenMove {
+            token_id: self.token_id.map(|first| first.wrapping_add(U256::from(further))),
+            sub_index: self.sub_index.saturating_add(further),
+            count: 1,
+            ..self
+        })
+    }
+
     /// Whether it made what moved (E27).
     pub fn is_mint(&self) -> bool {
         self.from == Address::ZERO
@@ -114,6 +127,15 @@ pub enum Mismatch {
     /// More ids than are taken of one event.
     #[error("a range of more than {} ids", super::transfers::MAX_CONSECUTIVE_IDS)]
     RangeTooLong,
+    /// More ids than are taken of all ranges of one block.
+    #[error(
+        "a range of {ids} ids where those of its block, taken together, may have {} at most",
+        super::transfers::MAX_BLOCK_CONSECUTIVE_IDS
+    )]
+    BlockRangesTooLong {
+        /// How many ids.
+        ids: u32,
+    },
     /// The data.
     #[error(transparent)]
     Data(#[from] AbiError),
@@ -125,7 +147,7 @@ impl Mismatch {
         match self {
             Mismatch::Topics(_) => "topics",
             Mismatch::UnequalBatch { .. } => "unequal-batch",
-            Mismatch::RangeTooLong => "range-too-long",
+            Mismatch::RangeTooLong | Mismatch::BlockRangesTooLong { .. } => "range-too-long",
             Mismatch::Data(AbiError::MissingWord(_)) => "short-data",
             Mismatch::Data(AbiError::DirtyAddress) => "dirty-address",
             Mismatch::Data(AbiError::OutOfBounds) => "out-of-bounds",

@@ -7,7 +7,7 @@
 //! | | 1 + 96, 2 + 64 | unknown fungibility: from before the standards |
 //! | `TransferSingle(address,address,address,uint256,uint256)` | 4 + 64 | ERC-1155 |
 //! | `TransferBatch(address,address,address,uint256[],uint256[])` | 4 + arrays | ERC-1155, one movement an item |
-//! | `ConsecutiveTransfer(uint256,uint256,address,address)` | 4 + 32 | ERC-721 (ERC-2309), one movement an id |
+//! | `ConsecutiveTransfer(uint256,uint256,address,address)` | 4 + 32 | ERC-721 (ERC-2309), one movement that stands for all ids |
 //! | `Deposit(address,uint256)`, `Withdrawal(address,uint256)` | 2 + 32, 1 + 64 | wrapped native token, where the settings say so |
 //!
 //! The number of topics chooses the layout. Data that is shorter than the layout is malformed; **data that is longer is accepted and what
@@ -39,6 +39,9 @@ pub const WITHDRAWAL: B256 = b256!("7fcf532c15f0a6db0bd6d0e038bea71d30d808c7d98c
 
 /// The most ids of one `ConsecutiveTransfer`: its cost doesn't grow with them, so a contract could name 2^256. Libraries stop at 5,000.
 pub const MAX_CONSECUTIVE_IDS: u64 = 10_000;
+/// The most ids of all `ConsecutiveTransfer` events of a block: a log costs some 2,200 gas, so a block of 30 million could name 10^8. A range that goes
+/// over it is refused whole; shorter ones after it may still fit.
+pub const MAX_BLOCK_CONSECUTIVE_IDS: u32 = 50_000;
 
 /// Whose `Deposit` and `Withdrawal` events are token movements (E25).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -99,7 +102,7 @@ fn transfer(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
         TokenKind::Erc721 => (Some(number), U256::ONE),
         _ => (None, number),
     };
-    Ok(vec![TokenMove { kind, from, to, token_id, amount, sub_index: 0 }])
+    Ok(vec![TokenMove { kind, from, to, token_id, amount, sub_index: 0, count: 1 }])
 }
 
 /// From and to of an ERC-1155 event, whose first topic after the event's is the operator.
@@ -113,7 +116,7 @@ fn transfer_single(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
     let (from, to) = parties(log)?;
     let (id, amount) = (abi::uint(&log.data, 0)?, abi::uint(&log.data, 1)?);
     let kind = TokenKind::Erc1155;
-    Ok(vec![TokenMove { kind, from, to, token_id: Some(id), amount, sub_index: 0 }])
+    Ok(vec![TokenMove { kind, from, to, token_id: Some(id), amount, sub_index: 0, count: 1 }])
 }
 
 fn transfer_batch(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
@@ -126,7 +129,7 @@ fn transfer_batch(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
     let kind = TokenKind::Erc1155;
     let item = |(sub_index, (id, amount))| {
         let sub_index = u32::try_from(sub_index).map_err(|_| AbiError::OutOfRange)?;
-        Ok(TokenMove { kind, from, to, token_id: Some(id), amount, sub_index })
+        Ok(TokenMove { kind, from, to, token_id: Some(id), amount, sub_index, count: 1 })
     };
     ids.into_iter().zip(values).enumerate().map(item).collect()
 }
@@ -139,12 +142,8 @@ fn consecutive_transfer(log: &DecodedLog) -> Result<Vec<TokenMove>, Mismatch> {
     if further >= U256::from(MAX_CONSECUTIVE_IDS) {
         return Err(Mismatch::RangeTooLong);
     }
-    let (kind, amount) = (TokenKind::Erc721, U256::ONE);
-    let item = |sub_index: u32| {
-        let token_id = Some(first + U256::from(sub_index));
-        TokenMove { kind, from, to, token_id, amount, sub_index }
-    };
-    Ok((0..=further.to::<u32>()).map(item).collect())
+    let (kind, amount, count) = (TokenKind::Erc721, U256::ONE, further.to::<u32>() + 1);
+    Ok(vec![TokenMove { kind, from, to, token_id: Some(first), amount, sub_index: 0, count }])
 }
 
 fn wrapped_move(log: &DecodedLog, is_deposit: bool) -> Result<Vec<TokenMove>, Mismatch> {
@@ -159,5 +158,5 @@ fn wrapped_move(log: &DecodedLog, is_deposit: bool) -> Result<Vec<TokenMove>, Mi
     } else {
         (TokenKind::WrappedWithdrawal, party, Address::ZERO)
     };
-    Ok(vec![TokenMove { kind, from, to, token_id: None, amount, sub_index: 0 }])
+    Ok(vec![TokenMove { kind, from, to, token_id: None, amount, sub_index: 0, count: 1 }])
 }

@@ -23,8 +23,8 @@ pub(super) struct EvmBlocks {
 pub struct EvmBlock {
     wrapped: WrappedTokens,
     decoded: DecodedBlock,
-    /// One for each transaction.
-    moves: Vec<OnceLock<Moves>>,
+    /// One for each transaction. All at once: what ranges of ids a transaction may name depends on those before it in the block.
+    moves: OnceLock<Vec<Moves>>,
 }
 
 /// The token movements of a transaction, in order.
@@ -46,8 +46,7 @@ impl EvmBlocks {
                 block: stored.facts.block_ref(),
                 message: error.to_string(),
             })?;
-            let moves = decoded.transactions.iter().map(|_| OnceLock::new()).collect();
-            Ok(EvmBlock { wrapped: self.wrapped.clone(), decoded, moves })
+            Ok(EvmBlock { wrapped: self.wrapped.clone(), decoded, moves: OnceLock::new() })
         };
         if stored.traces.is_none() {
             return self.shared.get(stored, read);
@@ -65,7 +64,8 @@ impl EvmBlock {
 
     /// All transactions with their token movements, in order.
     pub(super) fn with_moves(&self) -> impl Iterator<Item = (&DecodedTx, &Moves)> {
-        let pairs = self.decoded.transactions.iter().zip(&self.moves);
-        pairs.map(|(tx, moves)| (tx, moves.get_or_init(|| moves::of_tx(tx, &self.wrapped))))
+        let transactions = &self.decoded.transactions;
+        let moves = self.moves.get_or_init(|| moves::of_block(transactions, &self.wrapped));
+        transactions.iter().zip(moves)
     }
 }

@@ -6,10 +6,10 @@ use alloy_primitives::{Address, U256};
 use cairn_evm::DecodedTx;
 
 use super::block::Moves;
-use crate::decode::evm::transfers::{self, WrappedTokens};
-use crate::decode::evm::{TokenKind, TokenMove};
+use crate::decode::evm::transfers::{self, MAX_BLOCK_CONSECUTIVE_IDS, WrappedTokens};
+use crate::decode::evm::{DecodeError, Mismatch, TokenKind, TokenMove};
 
-/// A movement with its place and token.
+/// A movement, or a range of them, with its place and token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedMove {
     pub log_index: u32,
@@ -22,17 +22,34 @@ pub(crate) struct PlacedMove {
 /// What is the same of a deposit and of the mint that says the same: token, whether it is a mint, whose, how much.
 type Effect = (Address, bool, Address, U256);
 
+/// Reads the token events of a block's transactions, in order, and as many ids of ranges as a block may name.
+pub(super) fn of_block(transactions: &[DecodedTx], wrapped: &WrappedTokens) -> Vec<Moves> {
+    let mut ids_left = MAX_BLOCK_CONSECUTIVE_IDS;
+    transactions.iter().map(|tx| of_tx(tx, wrapped, &mut ids_left)).collect()
+}
+
 /// Reads a transaction's token events, in order.
 ///
 /// Some wrapped tokens log a `Transfer` from the zero address beside their `Deposit`, others don't: a deposit counts only where the
 /// transaction has no such mint that no other deposit is paired with, and a withdrawal likewise with burns.
-pub(super) fn of_tx(tx: &DecodedTx, wrapped: &WrappedTokens) -> Moves {
+fn of_tx(tx: &DecodedTx, wrapped: &WrappedTokens, ids_left: &mut u32) -> Moves {
     let Moves { placed: mut moves, mut malformed } = Moves::default();
     let mut has_wrapped = false;
     for log in &tx.receipt.logs {
         match transfers::decode(log, wrapped) {
             Ok(None) => {}
             Ok(Some(event)) => {
+                let ids: u32 = event.moves.iter().map(|moved| moved.count).filter(|count| *count > 1).sum();
+                if ids > *ids_left {
+                    malformed.push(DecodeError {
+                        log_index: log.log_index,
+                        address: log.address,
+                        topic0: log.topics.first().copied().unwrap_or_default(),
+                        reason: Mismatch::BlockRangesTooLong { ids },
+                    });
+                    continue;
+                }
+                *ids_left -= ids;
                 for moved in event.moves {
                     has_wrapped |= is_wrapped(moved.kind);
                     let affects_balance = moved.kind != TokenKind::UnknownFungibility;

@@ -20,7 +20,7 @@ use crate::tables::transfers::{EventPlace, FT_TRANSFERS, FtTransfer, NFT_TRANSFE
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo =
-    ServiceInfo { name: TOKEN_WORKER, version: 1, upstreams: &[], tables: &[&FT_TRANSFERS, &NFT_TRANSFERS] };
+    ServiceInfo { name: TOKEN_WORKER, version: 2, upstreams: &[], tables: &[&FT_TRANSFERS, &NFT_TRANSFERS] };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
@@ -44,7 +44,9 @@ impl Mapper for TokenWorker {
         let decoded = self.blocks.get(block)?;
         for (tx, moves) in decoded.with_moves() {
             for placed in &moves.placed {
-                add(block, tx, placed, out);
+                for moved in placed.moved.each() {
+                    add(block, tx, &PlacedMove { moved, ..*placed }, out);
+                }
             }
             for error in &moves.malformed {
                 out.malformed(malformed(tx, error));

@@ -20,7 +20,7 @@ use crate::tables::transactions::{TX_CONTRACTS, TxContract};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_CONTRACTS_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TX_CONTRACTS],
 };

@@ -15,7 +15,7 @@ use crate::tables::transactions::{TX_METRICS, TxMetrics};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo =
-    ServiceInfo { name: TX_METRICS_WORKER, version: 1, upstreams: &[], tables: &[&TX_METRICS] };
+    ServiceInfo { name: TX_METRICS_WORKER, version: 2, upstreams: &[], tables: &[&TX_METRICS] };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
@@ -38,7 +38,10 @@ impl Mapper for TxMetricsWorker {
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
         for (tx, moves) in decoded.with_moves() {
-            let nfts = moves.placed.iter().filter(|placed| placed.moved.kind.is_nft()).count();
+            let moved = |nft: bool| {
+                let placed = moves.placed.iter().filter(move |placed| placed.moved.kind.is_nft() == nft);
+                placed.map(|placed| u64::from(placed.moved.count)).sum::<u64>()
+            };
             let row = TxMetrics {
                 block_height: block.facts.height.get(),
                 transaction_id: tx.id.0.to_vec().into(),
@@ -49,8 +52,8 @@ impl Mapper for TxMetricsWorker {
                 fee: fee(&tx.receipt),
                 value: tx.value,
                 event_count: tx.receipt.logs.len() as u64,
-                ft_transfer_count: (moves.placed.len() - nfts) as u64,
-                nft_transfer_count: nfts as u64,
+                ft_transfer_count: moved(false),
+                nft_transfer_count: moved(true),
             };
             out.row(&TX_METRICS, row.to_row());
         }
