@@ -38,19 +38,22 @@ impl AccessScripts {
     async fn source(&self) -> Result<&FlowSource, AskError> {
         let connecting = || async {
             let Some((config, network)) = &self.config else {
-                return Err(AskError { transient: false, message: "there is no access node".into() });
+                return Err(AskError::last("there is no access node"));
             };
             let connected = wiring::connect_flow(config, *network).await;
-            connected
-                .map(Arc::new)
-                .map_err(|error| AskError { transient: true, message: format!("{error:#}") })
+            connected.map(Arc::new).map_err(|error| AskError::transient(format!("{error:#}")))
         };
         Ok(self.source.get_or_try_init(connecting).await?)
     }
 }
 
 fn failed(error: &SourceError) -> AskError {
-    AskError { transient: error.kind() == ErrorKind::Retry, message: error.to_string() }
+    let message = error.to_string();
+    match error {
+        SourceError::RateLimited { retry_after_ms, .. } => AskError::busy(*retry_after_ms, message),
+        _ if error.kind() == ErrorKind::Retry => AskError::transient(message),
+        _ => AskError::last(message),
+    }
 }
 
 #[async_trait]
@@ -63,13 +66,10 @@ impl ScriptNode for AccessScripts {
     ) -> Result<ScriptAnswer, AskError> {
         let arguments = arguments.into_iter().map(Bytes::from).collect();
         match self.source().await?.execute_script(at, script, arguments).await {
-            Ok(Script::Returned(value)) if value.len() > MAX_ANSWER_BYTES => Err(AskError {
-                transient: false,
-                message: format!(
-                    "the script answered {} bytes; at most {MAX_ANSWER_BYTES} are read",
-                    value.len()
-                ),
-            }),
+            Ok(Script::Returned(value)) if value.len() > MAX_ANSWER_BYTES => Err(AskError::last(format!(
+                "the script answered {} bytes; at most {MAX_ANSWER_BYTES} are read",
+                value.len()
+            ))),
             Ok(Script::Returned(value)) => Ok(ScriptAnswer::Returned(value)),
             Ok(Script::Failed(message)) => Ok(ScriptAnswer::Failed(message)),
             Err(error) => Err(failed(&error)),

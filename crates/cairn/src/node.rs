@@ -1,6 +1,6 @@
 //! The node that enrichers ask about contracts.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -8,6 +8,8 @@ use cairn_core::BlockRef;
 use cairn_explorer::processors::evm::contract_code::MAX_CODE_BYTES;
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_pipeline::derive::processor::AskError;
+use cairn_source::evm::rpc::classify::{Classifier, ErrorClass, Symptom};
+use cairn_source::evm::rpc::retry_after_ms;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -18,13 +20,25 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 /// The longest answer, in bytes of JSON: code of twice the longest that is kept, as hex; so code that is too long is known as such.
 const MAX_ANSWER_BYTES: usize = 2 * (2 * MAX_CODE_BYTES);
 /// Error codes by which nodes say that a call reverted or can't be run, rather than that the node is in trouble.
-const REVERTED_CODES: [i64; 3] = [3, -32_015, -32_016];
+const REVERTED_CODES: [i64; 2] = [3, -32_015];
+/// One more, which is a limit of the rate elsewhere: there the words say so.
+const AMBIGUOUS_CODE: i64 = -32_016;
+/// The longest `Retry-After` that is honoured, in milliseconds.
+const RETRY_AFTER_MAX_MS: u64 = 120_000;
 
 /// A JSON-RPC node behind an HTTP URL.
 pub struct HttpContractNode {
     client: reqwest::Client,
     url: String,
     name: String,
+    classifier: Classifier,
+}
+
+/// What a node answered, and beside it.
+struct Answered {
+    status: u16,
+    retry_after_ms: Option<u64>,
+    answer: Answer,
 }
 
 #[derive(Deserialize)]
@@ -48,28 +62,65 @@ impl HttpContractNode {
             .redirect(reqwest::redirect::Policy::none())
             .timeout(TIMEOUT)
             .build()?;
-        Ok(HttpContractNode { client, url: url.to_owned(), name: hide_url(url) })
+        Ok(HttpContractNode {
+            client,
+            url: url.to_owned(),
+            name: hide_url(url),
+            classifier: Classifier::default(),
+        })
     }
 
     fn trouble(&self, what: impl std::fmt::Display) -> AskError {
-        AskError { transient: true, message: format!("{}: {what}", self.name) }
+        AskError::transient(format!("{}: {what}", self.name))
     }
 
-    async fn ask(&self, method: &str, params: Value) -> Result<Answer, AskError> {
+    /// Whether an answer says that too much is asked, of whatever it is.
+    fn is_busy(&self, http_status: u16, error: Option<&AnswerError>) -> bool {
+        let (code, text) = error.map_or((None, ""), |error| (Some(error.code), error.message.as_str()));
+        let class = |code| self.classifier.classify(Symptom { http_status: Some(http_status), code, text }).0;
+        match error {
+            _ if http_status == 429 => true,
+            Some(error) if is_about_the_call(error) => false,
+            Some(error) if error.code == AMBIGUOUS_CODE => class(None) == ErrorClass::RateLimited,
+            _ => class(code) == ErrorClass::RateLimited,
+        }
+    }
+
+    async fn ask(&self, method: &str, params: Value) -> Result<Answered, AskError> {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
         let request = self.client.post(&self.url).header("content-type", "application/json").body(body);
         let mut response = request.send().await.map_err(|error| self.trouble(error.without_url()))?;
-        let status = response.status();
+        let status = response.status().as_u16();
+        let retry_after_ms = retry_after_ms(response.headers(), SystemTime::now())
+            .map(|asked_ms| asked_ms.min(RETRY_AFTER_MAX_MS));
         let mut text = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| self.trouble(error.without_url()))? {
             if text.len() + chunk.len() > MAX_ANSWER_BYTES {
                 let message = format!("{method} answered more than {MAX_ANSWER_BYTES} bytes");
-                return Err(AskError { transient: false, message });
+                return Err(AskError::last(message));
             }
             text.extend_from_slice(&chunk);
         }
-        serde_json::from_slice(&text)
-            .map_err(|_| self.trouble(format!("{method}: HTTP {status} without a JSON-RPC answer")))
+        match serde_json::from_slice::<Answer>(&text) {
+            Ok(answer) if answer.error.is_some() || !self.is_busy(status, None) => {
+                Ok(Answered { status, retry_after_ms, answer })
+            }
+            _ => {
+                let what = format!("{}: {method}: HTTP {status} without a JSON-RPC answer", self.name);
+                let is_busy = self.is_busy(status, None);
+                Err(if is_busy { AskError::busy(retry_after_ms, what) } else { AskError::transient(what) })
+            }
+        }
+    }
+
+    /// What an error that isn't about the call says of the node.
+    fn failed(&self, method: &str, answered: &Answered, error: &AnswerError) -> AskError {
+        let message = format!("{}: {method}: {} ({})", self.name, error.message, error.code);
+        if self.is_busy(answered.status, Some(error)) {
+            AskError::busy(answered.retry_after_ms, message)
+        } else {
+            AskError::transient(message)
+        }
     }
 
     fn bytes(&self, method: &str, result: Option<Value>) -> Result<Bytes, AskError> {
@@ -116,19 +167,24 @@ impl ContractNode for HttpContractNode {
         at: BlockRef,
     ) -> Result<CallAnswer, AskError> {
         let call = json!({"to": to.to_string(), "data": format!("0x{}", hex::encode(input))});
-        let answer = self.ask("eth_call", json!([call, block(at)])).await?;
-        match answer.error {
-            None => Ok(CallAnswer::Returned(self.bytes("eth_call", answer.result)?)),
-            Some(error) if is_about_the_call(&error) => Ok(CallAnswer::Reverted),
-            Some(error) => Err(self.trouble(format!("eth_call: {} ({})", error.message, error.code))),
+        let answered = self.ask("eth_call", json!([call, block(at)])).await?;
+        match &answered.answer.error {
+            None => Ok(CallAnswer::Returned(self.bytes("eth_call", answered.answer.result)?)),
+            Some(error) if self.is_busy(answered.status, Some(error)) => {
+                Err(self.failed("eth_call", &answered, error))
+            }
+            Some(error) if is_about_the_call(error) || error.code == AMBIGUOUS_CODE => {
+                Ok(CallAnswer::Reverted)
+            }
+            Some(error) => Err(self.failed("eth_call", &answered, error)),
         }
     }
 
     async fn code(&self, address: alloy_primitives::Address, at: BlockRef) -> Result<Bytes, AskError> {
-        let answer = self.ask("eth_getCode", json!([address.to_string(), block(at)])).await?;
-        match answer.error {
-            None => self.bytes("eth_getCode", answer.result),
-            Some(error) => Err(self.trouble(format!("eth_getCode: {} ({})", error.message, error.code))),
+        let answered = self.ask("eth_getCode", json!([address.to_string(), block(at)])).await?;
+        match &answered.answer.error {
+            None => self.bytes("eth_getCode", answered.answer.result),
+            Some(error) => Err(self.failed("eth_getCode", &answered, error)),
         }
     }
 }
@@ -137,25 +193,69 @@ impl ContractNode for HttpContractNode {
 mod tests {
     use alloy_primitives::Address;
     use cairn_core::{BlockId, Height};
+    use cairn_pipeline::derive::processor::AskFailure;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
     /// What is said of a contract whose code has so many bytes.
     async fn code_of(len: usize) -> Result<Bytes, AskError> {
+        let body = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"0x{}"}}"#, "60".repeat(len));
+        let node = answering("200 OK", "", body).await;
+        node.code(Address::ZERO, AT).await
+    }
+
+    const AT: BlockRef = BlockRef { height: Height(1), id: BlockId([1; 32]) };
+
+    /// A node that answers one request so.
+    async fn answering(status: &'static str, header: &'static str, body: String) -> HttpContractNode {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listens");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("accepts");
             let _ = stream.read(&mut [0; 4_096]).await;
-            let body = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"0x{}"}}"#, "60".repeat(len));
-            let head =
-                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{header}Connection: close\r\n\r\n",
+                body.len()
+            );
             // Whoever has read enough hangs up.
             let _ = stream.write_all((head + &body).as_bytes()).await;
         });
-        let node = HttpContractNode::new(&url).expect("a client");
-        node.code(Address::ZERO, BlockRef { height: Height(1), id: BlockId([1; 32]) }).await
+        HttpContractNode::new(&url).expect("a client")
+    }
+
+    #[tokio::test]
+    async fn a_node_that_limits_the_rate_is_told_from_one_that_fails_over_the_call() {
+        use AskFailure::{Busy, Transient};
+        let busy = Some(Busy { retry_after_ms: None });
+        let error = |code: i64, message: &str| {
+            format!(r#"{{"jsonrpc":"2.0","id":1,"error":{{"code":{code},"message":"{message}"}}}}"#)
+        };
+        let page = || "<html>slow down</html>".to_owned();
+        let later = "Retry-After: 7\r\n";
+        for (status, header, body, expected) in [
+            ("429 Too Many Requests", later, page(), Some(Busy { retry_after_ms: Some(7_000) })),
+            ("429 Too Many Requests", "", error(-32_000, "execution reverted"), busy),
+            ("503 Service Unavailable", "", page(), busy),
+            ("429 Too Many Requests", "", "{}".to_owned(), busy),
+            ("200 OK", "", error(-32_005, "limit exceeded"), busy),
+            ("200 OK", "", error(-32_000, "Too many requests, retry in 10s"), busy),
+            ("200 OK", "", error(-32_016, "rate limit reached"), busy),
+            // What a contract says of itself is no word of the node.
+            ("200 OK", "", error(3, "execution reverted: too many requests"), None),
+            ("200 OK", "", error(-32_016, "VM execution error"), None),
+            ("200 OK", "", error(-32_000, "header not found"), Some(Transient)),
+            ("502 Bad Gateway", "", page(), Some(Transient)),
+        ] {
+            let node = answering(status, header, body.clone()).await;
+            let said = node.call(Address::ZERO, Vec::new(), AT).await;
+            match expected {
+                None => assert_eq!(said, Ok(CallAnswer::Reverted), "{body}"),
+                Some(failure) => {
+                    assert_eq!(said.expect_err("it can't answer").failure, failure, "{status} {body}")
+                }
+            }
+        }
     }
 
     #[tokio::test]
@@ -164,7 +264,11 @@ mod tests {
             assert_eq!(code_of(len).await.expect("is read").len(), len);
         }
         let error = code_of(3 * MAX_CODE_BYTES).await.expect_err("no end to it");
-        assert!(!error.transient && error.message.contains("more than"), "{}", error.message);
+        assert!(
+            error.failure == AskFailure::Final && error.message.contains("more than"),
+            "{}",
+            error.message
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use cairn_explorer::processors::evm::contract_code::MAX_CODE_BYTES;
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_explorer::processors::evm::token_metadata::{search_term, search_terms};
 use cairn_explorer::processors::{Settings, evm_catalog, evm_processors};
-use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor};
+use cairn_pipeline::derive::processor::{AskError, AskFailure, Asked, Enricher, Processor};
 use cairn_store::derived::{Key, Row, Value};
 
 mod support;
@@ -38,7 +38,7 @@ impl ContractNode for Node {
     async fn call(&self, to: Address, input: Vec<u8>, at: BlockRef) -> Result<CallAnswer, AskError> {
         assert_eq!((to, at), (TOKEN, AT));
         if self.is_away {
-            return Err(AskError { transient: true, message: "away".into() });
+            return Err(AskError::transient("away"));
         }
         let answer = self.answers.iter().find(|(start, _)| input.starts_with(start));
         Ok(answer.map_or(CallAnswer::Reverted, |(_, answer)| CallAnswer::Returned(answer.clone().into())))
@@ -176,7 +176,7 @@ fn collections_say_their_standard() {
 #[test]
 fn a_node_that_is_away_is_an_error_and_giving_up_is_a_row() {
     let enricher = enricher(names::TOKEN_METADATA_WORKER, Node { is_away: true, ..Node::default() });
-    assert!(now(enricher.ask(&subject("ft"), AT)).unwrap_err().transient);
+    assert!(now(enricher.ask(&subject("ft"), AT)).unwrap_err().failure == AskFailure::Transient);
     let rows = checked(&*enricher, enricher.given_up(&subject("nft"), AT, "no\0thing"));
     assert_eq!(get("token_contracts", &rows["token_contracts"][0], "status"), &Value::text("failed"));
     assert_eq!(get("token_contracts", &rows["token_contracts"][0], "message"), &Value::text("nothing"));

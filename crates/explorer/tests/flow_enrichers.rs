@@ -15,7 +15,7 @@ use cairn_explorer::processors::{Settings, flow_catalog, flow_processors};
 use cairn_flow::FlowAddress;
 use cairn_flow::cdc::CdcValue;
 use cairn_flow::proto::Account;
-use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor};
+use cairn_pipeline::derive::processor::{AskError, AskFailure, Asked, Enricher, Processor};
 use cairn_store::derived::{Key, Row, U256, Value};
 use serde_json::{Value as Json, json};
 use sha3::{Digest, Sha3_256};
@@ -214,9 +214,9 @@ fn hostile_answers_are_as_good_as_none() {
 #[test]
 fn a_node_that_is_away_is_an_error_and_giving_up_is_a_row() {
     let node = Arc::new(Node::default());
-    *node.answer.lock().unwrap() = Some(Err(AskError { transient: true, message: "away".into() }));
+    *node.answer.lock().unwrap() = Some(Err(AskError::transient("away")));
     let enricher = enricher(names::TOKEN_METADATA_WORKER, &node);
-    assert!(now(enricher.ask(&subject("Coin", "ft"), AT)).unwrap_err().transient);
+    assert!(now(enricher.ask(&subject("Coin", "ft"), AT)).unwrap_err().failure == AskFailure::Transient);
     let rows = checked(&*enricher, enricher.given_up(&subject("Coin", "nft"), AT, "no\0thing"));
     assert_eq!(get("token_contracts", &rows["token_contracts"][0], "status"), &Value::text("failed"));
     assert_eq!(get("token_contracts", &rows["token_contracts"][0], "message"), &Value::text("nothing"));

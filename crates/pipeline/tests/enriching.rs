@@ -6,7 +6,7 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use cairn_core::{Height, HeightRange};
@@ -21,7 +21,7 @@ use support::derive::{Derived, NAMES, marks, names};
 use support::{MAIN, busy, pass_ms, tiny};
 
 fn away() -> AskError {
-    AskError { transient: true, message: "execution aborted (timeout = 5s)".into() }
+    AskError::transient("execution aborted (timeout = 5s)")
 }
 
 fn key_of(world: &Derived, height: u64) -> Key {
@@ -109,6 +109,110 @@ async fn a_node_that_is_away_is_waited_for_and_nothing_is_given_up() {
     working.stop().await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn e12_a_node_that_limits_the_rate_is_left_alone_and_nothing_is_given_up_over_it() {
+    const RETRY_AFTER_MS: u64 = 5_000;
+    let world = Derived::new(tiny(1), 20).await;
+    let limited = key_of(&world, 7);
+    let asked: Arc<Mutex<BTreeMap<u64, Vec<Instant>>>> = Arc::default();
+    let notes = asked.clone();
+    let enricher = names(move |key, at| {
+        let mut notes = notes.lock().unwrap();
+        let asked = notes.entry(at.height.get()).or_default();
+        asked.push(Instant::now());
+        // More often than a thing is tried that a node fails over, and while it answers about others at the same moment.
+        if *key == limited && asked.len() <= 30 {
+            return (10, Err(AskError::busy(Some(RETRY_AFTER_MS), "HTTP 429")));
+        }
+        (1, Ok(Some("a name".into())))
+    });
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
+    // What lies below the one that has to wait doesn't wait.
+    world.until_next("name_worker", 7).await;
+    world.until_next("name_worker", 21).await;
+    let named = named(&world).await;
+    assert_eq!(named.len(), 21);
+    assert!(named.values().all(|name| name.contains("a name") && !name.contains("given up")), "{named:?}");
+    let asked = asked.lock().unwrap();
+    for (height, times) in asked.iter() {
+        // Answers of the same chunk are kept.
+        assert_eq!(times.len(), if *height == 7 { 31 } else { 1 }, "{height}");
+    }
+    let pauses = asked[&7].windows(2).map(|pair| pair[1] - pair[0]);
+    assert!(pauses.min().unwrap() >= Duration::from_millis(RETRY_AFTER_MS));
+    assert!(world.leases().await.iter().all(|lease| lease.attempt == 0));
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn e12_without_a_word_for_how_long_the_pauses_grow() {
+    let world = Derived::new(tiny(1), 20).await;
+    let limited = key_of(&world, 7);
+    let asked: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let notes = asked.clone();
+    let enricher = names(move |key, _| {
+        if *key != limited {
+            return (1, Ok(Some("a name".into())));
+        }
+        let mut notes = notes.lock().unwrap();
+        notes.push(Instant::now());
+        (1, if notes.len() <= 10 { Err(AskError::busy(None, "HTTP 429")) } else { Ok(Some("a name".into())) })
+    });
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
+    world.until_next("name_worker", 21).await;
+    let asked = asked.lock().unwrap();
+    let pauses: Vec<u64> = asked.windows(2).map(|pair| (pair[1] - pair[0]).as_millis() as u64).collect();
+    let least = [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000, 60_000];
+    assert_eq!(pauses.len(), least.len());
+    assert!(pauses.iter().zip(least).all(|(pause, least)| *pause >= least), "{pauses:?}");
+    working.stop().await.unwrap();
+}
+
+/// Counts commits of chunks.
+#[derive(Default)]
+struct Commits(AtomicUsize);
+
+impl CommitHook for Commits {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        self.0.fetch_add(usize::from(verb == "commit_chunk"), SeqCst);
+        Ok(())
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chunk_that_names_more_than_one_commit_takes_is_cut_and_each_thing_asked_once() {
+    for (chunk_asks, chunk_answer_bytes, at_least) in
+        [(usize::MAX, usize::MAX, 1), (5, usize::MAX, 3), (256, 1, 6)]
+    {
+        let world = Derived::new(tiny(1), 20).await;
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let notes = asked.clone();
+        let enricher = names(move |_, at| {
+            notes.lock().unwrap().push(at.height.get());
+            (1, Ok(Some("a name".into())))
+        });
+        let options = DeriveOptions { asks_in_flight: 1, chunk_asks, chunk_answer_bytes, ..world.options() };
+        let working = world.start(vec![marks(|_, _| Ok(()))], options.clone());
+        world.until_next("mark_worker", 21).await;
+        working.stop().await.unwrap();
+        let commits = Arc::new(Commits::default());
+        world.app.set_hook(Some(commits.clone()));
+        let working = world.start(vec![marks(|_, _| Ok(())), enricher], options);
+        world.until_next("name_worker", 21).await;
+        assert_eq!(named(&world).await.len(), 21);
+        assert_eq!(*asked.lock().unwrap(), (0..=20).collect::<Vec<_>>());
+        assert!(commits.0.load(SeqCst) >= at_least, "{:?}", commits.0);
+        if at_least == 1 {
+            assert_eq!(commits.0.load(SeqCst), 1);
+        }
+        working.stop().await.unwrap();
+    }
+}
+
 /// Lets the store answer nothing from a moment on, and notes what is asked of it.
 struct Blocked {
     from: Instant,
@@ -191,9 +295,7 @@ async fn what_rows_of_a_range_name_is_asked_again() {
         match second.load(SeqCst) {
             false => (1, Ok(Some("first".into()))),
             // The node has no answer any more: what is known stays.
-            true if *key == hostile => {
-                (1, Err(AskError { transient: false, message: "no such state".into() }))
-            }
+            true if *key == hostile => (1, Err(AskError::last("no such state"))),
             true => (1, Ok(Some("second".into()))),
         }
     });

@@ -2,24 +2,21 @@
 //!
 //! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
 //! again; anything else is asked at the finalised block. A range that is made again asks about what is known too, once the rows that name it are made again;
-//! what is known stays where the node has no answer now. No transaction is open while a node is asked. What only it fails over is given up in the end
-//! ([`super::unanswered`]).
+//! what is known stays where the node has no answer now. No transaction is open while a node is asked. A chunk that names more than one commit takes is cut, down to one
+//! block ([`super::asking`]). What only it fails over is given up in the end ([`super::unanswered`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use cairn_core::{BlockId, BlockRef, HeightRange, Parts};
+use cairn_core::{BlockRef, HeightRange, Parts};
 use cairn_store::derived::{ChunkCommit, Key, LeaseKind, Row, TableRows, WorkerLease};
-use futures::{FutureExt, StreamExt};
 
+use super::asking::{Answers, Question, ask_all};
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
 use super::fold::demand_own_checkpoint;
-use super::guard::text_of;
-use super::processor::{AskError, Asked, Enricher};
+use super::processor::Enricher;
 use super::read::{not_yet, read_raw};
-use super::unanswered::{MAX_TRIES, node_answers};
 
 pub(super) async fn prepare(
     context: &Context,
@@ -84,20 +81,19 @@ pub(super) async fn prepare(
     drop(snapshot);
 
     let settled = chunk.finalized.filter(|_| chunk.finalized_exclusive.get() > 0);
-    let asks = first_named.into_iter().map(|(key, named)| {
-        let at = match settled {
-            Some(finalized) if named.height <= finalized.height => finalized,
-            _ => named,
-        };
-        async move {
-            let answer = ask(enricher, &key, at).await;
-            Question { key, at, answer }
-        }
-    });
-    let questions: Vec<Question> =
-        futures::stream::iter(asks).buffered(context.options.asks_in_flight.max(1)).collect().await;
+    let question = |(key, named): (Key, BlockRef)| match settled {
+        Some(at) if named.height <= at.height => Question { key, named: named.height, at, is_settled: true },
+        _ => Question { key, named: named.height, at: named, is_settled: false },
+    };
+    let mut questions: Vec<Question> = first_named.into_iter().map(question).collect();
+    questions.sort_by(|a, b| (a.named, &a.key).cmp(&(b.named, &b.key)));
+    let Answers { answers, open_from } =
+        ask_all(context, enricher, chunk.heights.start(), &questions).await?;
+    if let Some(open_from) = open_from {
+        chunk.cut(open_from);
+    }
     let mut rows: BTreeMap<&'static str, BTreeMap<Key, Row>> = BTreeMap::new();
-    for (key, answer) in settle(context, enricher, questions).await? {
+    for (key, answer) in answers {
         if answer.is_given_up && known.contains(&key) {
             continue;
         }
@@ -137,82 +133,4 @@ pub(super) async fn prepare(
         ttl_ms: context.options.lease_ttl_ms,
     };
     Ok(Prepared { commit, malformed: Vec::new(), quarantined: None })
-}
-
-/// A question, and what came of it.
-struct Question {
-    key: Key,
-    at: BlockRef,
-    answer: Result<Answer, String>,
-}
-
-/// What is to be stored.
-pub(super) struct Answer {
-    rows: Vec<(&'static str, Row)>,
-    /// It says that nothing could be learnt.
-    is_given_up: bool,
-}
-
-impl Answer {
-    fn given_up(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef, message: &str) -> Answer {
-        Answer { rows: enricher.given_up(key, at, message), is_given_up: true }
-    }
-}
-
-/// Asks about one thing. An error is trouble that may pass.
-pub(super) async fn ask(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef) -> Result<Answer, String> {
-    match AssertUnwindSafe(enricher.ask(key, at)).catch_unwind().await {
-        Ok(Ok(Asked::Rows(rows))) => Ok(Answer { rows, is_given_up: false }),
-        Ok(Ok(Asked::Nothing)) => Ok(Answer { rows: enricher.given_up(key, at, ""), is_given_up: false }),
-        Ok(Err(AskError { transient: true, message })) => Err(message),
-        Ok(Err(AskError { transient: false, message })) => Ok(Answer::given_up(enricher, key, at, &message)),
-        Err(panic) => {
-            let message = format!("the answer could not be understood: {}", text_of(&*panic));
-            Ok(Answer::given_up(enricher, key, at, &message))
-        }
-    }
-}
-
-/// What was answered, once nothing has to be waited for.
-async fn settle(
-    context: &Context,
-    enricher: &Arc<dyn Enricher>,
-    questions: Vec<Question>,
-) -> Result<Vec<(Key, Answer)>, DeriveError> {
-    let service = enricher.service().name;
-    let mut answers_at: BTreeMap<BlockId, bool> = BTreeMap::new();
-    for question in questions.iter().filter(|question| question.answer.is_ok()) {
-        answers_at.insert(question.at.id, true);
-        context.unanswered.answered(service, &question.key);
-    }
-    let mut answers = Vec::with_capacity(questions.len());
-    let mut waits = None;
-    for Question { key, at, answer } in questions {
-        let message = match answer {
-            Ok(answer) => {
-                answers.push((key, answer));
-                continue;
-            }
-            Err(message) => message,
-        };
-        let node_is_there = match answers_at.get(&at.id) {
-            Some(answers) => *answers,
-            None => {
-                let there = node_answers(context, enricher, at).await?;
-                answers_at.insert(at.id, there);
-                there
-            }
-        };
-        if node_is_there && context.unanswered.failed(service, &key) >= MAX_TRIES {
-            tracing::warn!(service, ?key, %message, "a node fails over this alone; it is not asked again");
-            let answer = Answer::given_up(enricher, &key, at, &message);
-            answers.push((key, answer));
-        } else {
-            waits.get_or_insert(message);
-        }
-    }
-    match waits {
-        Some(message) => Err(DeriveError::Node(message)),
-        None => Ok(answers),
-    }
 }

@@ -11,6 +11,7 @@
 
 mod apply;
 mod clearing;
+mod asking;
 mod committer;
 mod context;
 mod enrich;

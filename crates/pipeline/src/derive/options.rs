@@ -72,6 +72,10 @@ pub struct DeriveOptions {
     pub apply_rows: usize,
     /// How many questions an enricher asks at once.
     pub asks_in_flight: usize,
+    /// Questions whose answers go into one commit, at most some more, and never less than one block's.
+    pub chunk_asks: usize,
+    /// Bytes of answers that go into one commit, likewise.
+    pub chunk_answer_bytes: usize,
     /// What happens to ranges with something that can't be decoded.
     pub malformed: MalformedPolicy,
     /// Where computing is done.
@@ -96,11 +100,11 @@ impl DeriveOptions {
             lease_margin_ms: 10_000,
             chunk_heights: 500,
             chunk_bytes: 4 << 20,
+            chunk_output_bytes: 32 << 20,
             recent_bytes: 64 << 20,
             poll_ms: 1_000,
             repair_ms: 5_000,
             reap_ms: 30_000,
-            chunk_output_bytes: 32 << 20,
             detect_ms: 60_000,
             clear_ms: 5_000,
             reap_batch: 500,
@@ -109,6 +113,8 @@ impl DeriveOptions {
             failed_pause_cap_ms: 300_000,
             apply_rows: 20_000,
             asks_in_flight: 4,
+            chunk_asks: 256,
+            chunk_answer_bytes: 8 << 20,
             malformed: MalformedPolicy::Continue,
             compute: Compute::Blocking,
             seed: 0,

@@ -264,14 +264,45 @@ pub enum Asked {
     Nothing,
 }
 
+/// Why a node could not be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskFailure {
+    /// It never will be: the thing is given up.
+    Final,
+    /// It may work later: the node is away, or fails. Where it fails over this alone again and again, the thing is given up.
+    Transient,
+    /// It was asked too often, or is overloaded as a whole. That says nothing about the thing, and counts against none.
+    Busy {
+        /// How long it wants to be left alone, where it says so.
+        retry_after_ms: Option<u64>,
+    },
+}
+
 /// A node could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AskError {
-    /// Whether it may work later: the node is away or busy.
-    pub transient: bool,
+    /// Whether it may work later.
+    pub failure: AskFailure,
     /// What went wrong.
     pub message: String,
+}
+
+impl AskError {
+    /// It may work later.
+    pub fn transient(message: impl Into<String>) -> AskError {
+        AskError { failure: AskFailure::Transient, message: message.into() }
+    }
+
+    /// It never will.
+    pub fn last(message: impl Into<String>) -> AskError {
+        AskError { failure: AskFailure::Final, message: message.into() }
+    }
+
+    /// It was asked too often.
+    pub fn busy(retry_after_ms: Option<u64>, message: impl Into<String>) -> AskError {
+        AskError { failure: AskFailure::Busy { retry_after_ms }, message: message.into() }
+    }
 }
 
 /// Answers of a node about things that event rows name.

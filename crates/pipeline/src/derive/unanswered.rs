@@ -1,16 +1,18 @@
-//! What a node doesn't answer for now, counted by thing.
+//! What a node doesn't answer for now, counted by thing; how long it wants to be left alone; and what it answered beside that.
 //!
 //! A node that is away answers nothing, and then everything waits for it. A contract that makes it fail each time it is asked about looks the same from the one
 //! question alone, and would stop its worker for ever: so a failure counts against the thing only where the node answers about another one at the same block.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cairn_core::BlockRef;
 use cairn_store::derived::{Key, Scan};
+use tokio::time::Instant;
 
+use super::asking::{Answer, Question, ask};
 use super::context::Context;
-use super::enrich::ask;
 use super::error::DeriveError;
 use super::processor::Enricher;
 
@@ -20,6 +22,12 @@ pub(super) const MAX_TRIES: u32 = 10;
 const MAX_KEPT: usize = 4_096;
 /// Known things that are asked about to see whether a node answers.
 const PROBES: usize = 3;
+/// The first and the longest pause that is kept where a node limits the rate and doesn't say for how long, in milliseconds.
+const BUSY_PAUSE_MS: (u64, u64) = (1_000, 60_000);
+/// The longest pause that a node may ask for, in milliseconds.
+const MAX_BUSY_PAUSE_MS: u64 = 120_000;
+/// Bytes of answers that are kept until those beside them come; what is over it is asked again.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 #[derive(Default)]
 pub(super) struct Unanswered {
@@ -31,6 +39,16 @@ struct Kept {
     tries: BTreeMap<(&'static str, Key), u32>,
     /// What each service got an answer about last.
     answered: BTreeMap<&'static str, Key>,
+    /// Since when a service's node limits the rate.
+    busy: BTreeMap<&'static str, Busy>,
+    /// Answers whose chunk has to wait for others, with the question.
+    answers: BTreeMap<(&'static str, Key), (Question, Answer)>,
+    answer_bytes: usize,
+}
+
+struct Busy {
+    times: u32,
+    until: Instant,
 }
 
 impl Unanswered {
@@ -55,6 +73,65 @@ impl Unanswered {
         let tries = kept.tries.entry((service, key.clone())).or_default();
         *tries += 1;
         *tries
+    }
+
+    /// The node limits the rate, and maybe says for how long. Those that were on their way together are one time.
+    pub fn busy(&self, service: &'static str, retry_after_ms: Option<u64>) {
+        let now = Instant::now();
+        let mut kept = self.kept();
+        let busy = kept.busy.entry(service).or_insert(Busy { times: 0, until: now });
+        if busy.until <= now {
+            busy.times = busy.times.saturating_add(1);
+        }
+        let (first_ms, longest_ms) = BUSY_PAUSE_MS;
+        let growing_ms = first_ms.saturating_mul(1 << (busy.times - 1).min(20)).min(longest_ms);
+        let pause_ms = retry_after_ms.map_or(growing_ms, |asked_ms| asked_ms.clamp(1, MAX_BUSY_PAUSE_MS));
+        busy.until = busy.until.max(now + Duration::from_millis(pause_ms));
+        tracing::debug!(service, pause_ms, "the node limits the rate");
+    }
+
+    /// It answered as often as it was asked.
+    pub fn not_busy(&self, service: &'static str) {
+        self.kept().busy.remove(service);
+    }
+
+    /// Whether the node is left alone for now.
+    pub fn is_paused(&self, service: &'static str) -> bool {
+        self.kept().busy.get(service).is_some_and(|busy| busy.until > Instant::now())
+    }
+
+    /// Waits until it may be asked.
+    pub async fn pause(&self, service: &'static str) {
+        let until = self.kept().busy.get(service).map(|busy| busy.until);
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    /// Keeps an answer until those beside it come.
+    pub fn keep(&self, service: &'static str, question: Question, answer: Answer) {
+        let mut kept = self.kept();
+        kept.answer_bytes += answer.size_bytes();
+        let before = kept.answers.insert((service, question.key.clone()), (question, answer));
+        kept.answer_bytes -= before.map_or(0, |(_, answer)| answer.size_bytes());
+        while kept.answer_bytes > MAX_ANSWER_BYTES
+            && let Some((_, (_, answer))) = kept.answers.pop_first()
+        {
+            kept.answer_bytes -= answer.size_bytes();
+        }
+    }
+
+    /// Takes the answer to a question that was kept: to the very same, or, of a thing that is asked at the finalised block, to one at an earlier such block that isn't
+    /// below the one that names it.
+    pub fn take(&self, service: &'static str, question: &Question) -> Option<Answer> {
+        let mut kept = self.kept();
+        let (asked, answer) = kept.answers.remove(&(service, question.key.clone()))?;
+        kept.answer_bytes -= answer.size_bytes();
+        let is_of_it = asked.at == question.at
+            || (asked.is_settled
+                && question.is_settled
+                && (question.named..=question.at.height).contains(&asked.at.height));
+        is_of_it.then_some(answer)
     }
 }
 

@@ -326,7 +326,12 @@ impl Enricher for NameWorker {
         let draw = |to: u32| self.rng.lock().unwrap_or_else(PoisonError::into_inner).random_range(0..to);
         tokio::time::sleep(std::time::Duration::from_millis(u64::from(draw(200)))).await;
         if draw(100) < self.fails_percent {
-            return Err(AskError { transient: draw(3) > 0, message: "simulated node trouble".into() });
+            let message = "simulated node trouble";
+            return Err(match draw(4) {
+                0 => AskError::last(message),
+                1 => AskError::busy((draw(2) > 0).then_some(500), message),
+                _ => AskError::transient(message),
+            });
         }
         let name = Value::text(format!("name of {}", key.0[0]));
         Ok(Asked::Rows(vec![(NAMES.name, Row(vec![key.0[0].clone(), name, Value::height(at.height)]))]))

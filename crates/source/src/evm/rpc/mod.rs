@@ -58,7 +58,7 @@ use meters::LogGate;
 use pool::{Pool, worst_last};
 use redact::EndpointName;
 use transport::Transport;
-pub use transport::tls_config;
+pub use transport::{retry_after_ms, tls_config};
 use ws::{SocketEndpoint, Subscription, Task};
 
 /// An EVM chain behind JSON-RPC endpoints.

@@ -153,21 +153,24 @@ impl Transport {
         if error.is_timeout() { TransportError::TimedOut(text) } else { TransportError::Network(text) }
     }
 
-    /// `Retry-After` in either form (RFC 9110, 10.2.3), up to the cap. A date is compared with the server's own `Date` where it
-    /// sends one: clocks differ.
     fn retry_after_ms(&self, headers: &HeaderMap) -> Option<u64> {
-        let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-        let wait_ms = match text.parse::<u64>() {
-            Ok(seconds) => seconds.saturating_mul(1_000),
-            Err(_) => {
-                let until = httpdate::parse_http_date(text).ok()?;
-                let date =
-                    headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
-                let now = date.unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_millis(self.clock.now_ms()));
-                u64::try_from(until.duration_since(now).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
-            }
-        };
-        Some(wait_ms.min(self.retry_after_max_ms))
+        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(self.clock.now_ms());
+        retry_after_ms(headers, now).map(|wait_ms| wait_ms.min(self.retry_after_max_ms))
+    }
+}
+
+/// `Retry-After` in either form (RFC 9110, 10.2.3), in milliseconds and without a cap. A date is compared with the server's own `Date` where it
+/// sends one: clocks differ.
+pub fn retry_after_ms(headers: &HeaderMap, now: SystemTime) -> Option<u64> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    match text.parse::<u64>() {
+        Ok(seconds) => Some(seconds.saturating_mul(1_000)),
+        Err(_) => {
+            let until = httpdate::parse_http_date(text).ok()?;
+            let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+            let wait = until.duration_since(date.unwrap_or(now)).unwrap_or_default();
+            Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX))
+        }
     }
 }
 
