@@ -4,7 +4,8 @@
 //! full place of the last row in the list's order (A01), and a MAC under a key of the store's own, so that a cursor of another
 //! store, or one that somebody made up, is refused (A06). The place is compared, never looked up, so it survives deleted rows.
 //!
-//! The **anchor** is the newest block that anything on this page or an earlier one depends on. Where it is no longer canonical, what was shown
+//! The **anchor** is the newest block that anything on this page or an earlier one depends on, the place of a list by height among it: a page may have examined
+//! blocks of which it shows nothing. Where it is no longer canonical, what was shown
 //! before is no longer so, and the list says that instead of going on (A03).
 
 use base64::Engine;
@@ -46,7 +47,7 @@ impl Binding {
 pub(crate) struct Cursor {
     /// The newest entry of the reorg log when the page was read.
     pub reorg_id: u64,
-    /// The newest block that what was shown depends on; `None` while nothing was shown.
+    /// The newest block that what was shown, or passed over, depends on; `None` while there is none.
     pub anchor: Option<BlockRef>,
     /// The place in the list after which it goes on; at least one value. Fewer than the order has: after all rows that begin so.
     pub place: Vec<Value>,

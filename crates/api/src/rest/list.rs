@@ -180,6 +180,10 @@ impl List<'_> {
                 newest = newest.max(Some(Fields::new(table, &found.row).height(name)?));
             }
         }
+        // A page that stops where no row is shown has still passed over blocks: if a reorg takes them away, others stand there that it didn't see.
+        if self.by_height {
+            newest = newest.max(place.first().and_then(Value::as_height));
+        }
         if let Some(newest) = newest.filter(|newest| anchor.is_none_or(|anchor| *newest > anchor.height)) {
             let linked = view.chain().linked_ref(newest).await?;
             let block = linked.map(|linked| linked.block).ok_or_else(|| {

@@ -1,10 +1,11 @@
 //! What reorgs do to answers and to pages.
 
+use cairn_api::rest::RestLimits;
 use cairn_core::BlockId;
 use serde_json::Value;
 
 use crate::support::{append, made};
-use crate::world::{TOKEN, World, moved};
+use crate::world::{TOKEN, World, limits, moved};
 
 /// Heights 100 to 104 with two transfers each.
 async fn world() -> World {
@@ -80,6 +81,52 @@ async fn a03_pages_that_saw_nothing_of_the_lost_blocks_go_on() {
     let next = page["page"]["next"].as_str().expect("more");
     let rest = world.ok(&format!("{list}&cursor={next}")).await;
     assert_eq!(amounts(&rest), [("104", "7"), ("105", "7")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a03_pages_that_passed_over_lost_blocks_without_showing_any_say_so() {
+    // Only blocks 100 and, on the other fork, 104 have the log that is looked for; the index covers the sender alone.
+    let wanted = || vec![vec![moved(1, 5, 1)]];
+    let others = || vec![vec![moved(1, 2, 1), moved(1, 2, 2)]];
+    let blocks = made::chain(100, 5, BlockId::default(), 0, |height| match height {
+        100 => wanted(),
+        104 => vec![(1..=4).map(|amount| moved(1, 2, amount)).collect()],
+        _ => others(),
+    });
+    let world = World::with(blocks, RestLimits { max_examined_rows: 3, ..limits() }).await;
+    world.derive().await;
+    let sought = moved(1, 5, 1);
+    let [_, from, to] = sought.data.topics() else { panic!("three topics") };
+    let list = format!("/v1/logs?order=asc&limit=2&topic1={from}&topic2={to}");
+    let mut next = String::new();
+    let mut shown = 0;
+    for _ in 0..3 {
+        let page = world.ok(&format!("{list}{next}")).await;
+        shown += page["data"].as_array().expect("rows").len();
+        next = format!("&cursor={}", page["page"]["next"].as_str().expect("more"));
+    }
+    // It has examined nine rows, the last ones in block 104, and shown one of block 100.
+    assert_eq!(shown, 1);
+
+    let common = made::at(&world.store, 102).await;
+    made::roll_back(&world.store, common).await;
+    let blocks = made::chain(103, 3, common.id, 1, |height| if height == 104 { wanted() } else { others() });
+    append(&world.store, blocks, None).await;
+    world.derive().await;
+    let problem = world.problem(&format!("{list}{next}"), 409, "reorged").await;
+    assert_eq!(problem["common_height"], "102");
+    next = format!("&cursor={}", problem["next"].as_str().expect("a cursor"));
+    let mut heights = Vec::new();
+    loop {
+        let page = world.ok(&format!("{list}{next}")).await;
+        let rows = page["data"].as_array().expect("rows");
+        heights.extend(rows.iter().map(|row| row["block_height"].as_str().expect("text").to_owned()));
+        match page["page"]["next"].as_str() {
+            Some(more) => next = format!("&cursor={more}"),
+            None => break,
+        }
+    }
+    assert_eq!(heights, ["104"]);
 }
 
 #[tokio::test(start_paused = true)]
