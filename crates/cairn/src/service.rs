@@ -479,6 +479,7 @@ impl Servers {
                 catalog,
                 upstreams: chain.upstreams(),
                 halts: halts_of(status.clone(), derived.clone()),
+                search_term: cairn_explorer::processors::evm::token_metadata::search_term,
                 limits: serve.rest.clone(),
                 new_head: Some(new_head),
                 stop: stop.clone(),

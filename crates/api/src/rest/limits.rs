@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The most that `max_page_rows` may be: as many as the OpenAPI document says for every list.
+pub const MAX_PAGE_ROWS: u32 = 200;
+
 /// The limits of `/v1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -18,7 +21,7 @@ pub struct RestLimits {
     pub max_body_bytes: u64,
     /// Rows of a page where the request doesn't say.
     pub default_page_rows: u32,
-    /// The most rows of a page.
+    /// The most rows of a page; up to [`MAX_PAGE_ROWS`].
     pub max_page_rows: u32,
     /// Rows that are examined for one page. A page that stops here is short, and its `next` goes on.
     pub max_examined_rows: usize,
@@ -59,6 +62,64 @@ impl Default for RestLimits {
             stream_poll_ms: 500,
             stream_keep_alive_ms: 15_000,
             max_stream_backlog_blocks: 10_000,
+        }
+    }
+}
+
+impl RestLimits {
+    /// Checks that REST can work within them; says which one doesn't fit.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("max_concurrent_requests", self.max_concurrent_requests as u64),
+            ("request_timeout_ms", self.request_timeout_ms),
+            ("max_uri_bytes", self.max_uri_bytes as u64),
+            ("default_page_rows", u64::from(self.default_page_rows)),
+            ("max_page_rows", u64::from(self.max_page_rows)),
+            ("max_examined_rows", self.max_examined_rows as u64),
+            ("max_stream_step_bytes", self.max_stream_step_bytes),
+            ("fork_tries", u64::from(self.fork_tries)),
+            ("max_search_chars", self.max_search_chars as u64),
+            ("stream_poll_ms", self.stream_poll_ms),
+            ("stream_keep_alive_ms", self.stream_keep_alive_ms),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name} must be at least 1"));
+        }
+        if self.max_page_rows > MAX_PAGE_ROWS {
+            return Err(format!(
+                "max_page_rows is {}; it may be {MAX_PAGE_ROWS} at most",
+                self.max_page_rows
+            ));
+        }
+        if self.default_page_rows > self.max_page_rows {
+            return Err(format!(
+                "default_page_rows is {}, which is more than max_page_rows, {}",
+                self.default_page_rows, self.max_page_rows
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_within_which_nothing_works_are_refused_by_name() {
+        let usual = RestLimits::default();
+        assert_eq!(usual.check(), Ok(()));
+        let wrong = [
+            ("max_page_rows", RestLimits { max_page_rows: 201, ..usual.clone() }),
+            ("max_page_rows", RestLimits { max_page_rows: 0, default_page_rows: 1, ..usual.clone() }),
+            ("default_page_rows", RestLimits { default_page_rows: 0, ..usual.clone() }),
+            ("default_page_rows", RestLimits { max_page_rows: 20, ..usual.clone() }),
+            ("request_timeout_ms", RestLimits { request_timeout_ms: 0, ..usual.clone() }),
+            ("stream_poll_ms", RestLimits { stream_poll_ms: 0, ..usual }),
+        ];
+        for (name, limits) in wrong {
+            let error = limits.check().expect_err(name);
+            assert!(error.starts_with(name), "{error}");
         }
     }
 }

@@ -77,7 +77,7 @@ impl List<'_> {
             None => None,
         };
         let limit = self.paging.limit as usize;
-        let examine = (api.limits().max_examined_rows / walks.len().max(1)).clamp(limit + 1, MAX_SCAN_ROWS);
+        let examine = (api.limits().max_examined_rows / walks.len().max(1)).min(MAX_SCAN_ROWS).max(limit + 1);
         let mut found: Vec<Found> = Vec::new();
         // Beyond this place some walk was not read.
         let mut horizon: Option<Vec<Value>> = None;

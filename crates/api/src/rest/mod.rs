@@ -53,7 +53,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use chain::RestChain;
-pub use limits::RestLimits;
+pub use limits::{MAX_PAGE_ROWS, RestLimits};
 
 /// Something that has stopped for good and wants a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +98,8 @@ pub struct RestState {
     pub upstreams: BTreeMap<&'static str, &'static [&'static str]>,
     /// What of this process has stopped and wants a person; asked whenever somebody asks for the status.
     pub halts: Halts,
+    /// The form in which the terms of `search_index` are kept, of a text that is searched for.
+    pub search_term: fn(&str) -> String,
     /// Every limit.
     pub limits: RestLimits,
     /// Wakes event streams when its value changes; without it they poll.
@@ -133,6 +135,10 @@ impl Api {
 
     fn upstreams_of(&self, service: &str) -> &'static [&'static str] {
         self.state.upstreams.get(service).copied().unwrap_or_default()
+    }
+
+    fn search_term(&self, text: &str) -> String {
+        (self.state.search_term)(text)
     }
 
     fn halts(&self) -> Vec<Halt> {

@@ -102,7 +102,8 @@ fn wanted(chain: RestChain, text: &str) -> Wanted {
     params::address("q", text).map_or(Wanted::Name, Wanted::Address)
 }
 
-/// Search. A number is a height; it may begin a name too, where names are known.
+/// Search. A number is a height; it may begin a name too, where names are known. At most 20 tokens and collections are found, the first ones by name: where there are so
+/// many, there may be more, which a longer beginning finds.
 #[utoipa::path(
     get,
     path = "/v1/search",
@@ -167,8 +168,10 @@ pub(crate) async fn search(
         }),
         Wanted::Name => {}
     }
-    if view.has("search_index")? {
-        names(&view, text, &mut data).await?;
+    let term = api.search_term(text);
+    // Of characters that no name has, nothing is left.
+    if !term.is_empty() && view.has("search_index")? {
+        names(&view, term, &mut data).await?;
     }
     Ok(Json(Answer { data, meta: view.meta() }))
 }
@@ -207,8 +210,7 @@ async fn is_in(view: &View, table: &'static str, contract: &ContractName) -> Res
     Ok(Some(rows.iter().any(Option::is_some)))
 }
 
-async fn names(view: &View, text: &str, data: &mut Vec<Found>) -> Result<(), Problem> {
-    let term = text.to_lowercase().replace('\0', "");
+async fn names(view: &View, term: String, data: &mut Vec<Found>) -> Result<(), Problem> {
     // U+10FFFF sorts after every other character, byte by byte too.
     let end = format!("{term}\u{10ffff}");
     let scan = Scan {

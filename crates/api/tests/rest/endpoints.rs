@@ -256,6 +256,20 @@ async fn search_finds_names_by_their_beginning_in_any_case() {
     assert!(all["data"].as_array().is_some_and(|found| found.len() > 3), "{all}");
     let upper = world.ok("/v1/search?q=COIN").await;
     assert_eq!(upper["data"], all["data"]);
+    // Names are kept cleaned, and what is searched for is cleaned alike.
+    let name = all["data"][0]["name"].as_str().expect("a name");
+    for (from, to) in [(" ", "%09"), (" ", "%E2%80%8B%20"), ("", "%20%20")] {
+        let odd = match from {
+            "" => format!("{to}{}", name.replace(' ', "%20")),
+            _ => name.replace(from, to),
+        };
+        let found = world.ok(&format!("/v1/search?q={odd}")).await;
+        assert!(
+            found["data"].as_array().expect("a list").iter().any(|one| one["name"] == name),
+            "{odd}: {found}"
+        );
+    }
+    assert_eq!(world.ok("/v1/search?q=%00").await["data"].as_array().map(Vec::len), Some(0));
     assert_eq!(world.ok("/v1/search?q=xyz").await["data"].as_array().map(Vec::len), Some(0));
     let number = world.ok("/v1/search?q=12").await;
     assert_eq!(

@@ -121,6 +121,7 @@ fn with_lookups(world: &World, places: HashMap<[u8; 32], Vec<TxPlace>>, has_term
         catalog: world.catalog.clone(),
         upstreams: BTreeMap::new(),
         halts: Arc::new(Vec::new),
+        search_term: cairn_explorer::processors::evm::token_metadata::search_term,
         limits: limits(),
         new_head: None,
         stop: CancellationToken::new(),

@@ -181,6 +181,7 @@ fn narrow(world: &World, max_examined_rows: usize) -> World {
         catalog: world.catalog.clone(),
         upstreams: Default::default(),
         halts: Arc::new(Vec::new),
+        search_term: cairn_explorer::processors::evm::token_metadata::search_term,
         limits: RestLimits { max_examined_rows, ..limits() },
         new_head: None,
         stop: CancellationToken::new(),

@@ -107,6 +107,7 @@ impl World {
                 let halts = halts.clone();
                 move || halts.lock().expect("no panic").clone()
             }),
+            search_term: cairn_explorer::processors::evm::token_metadata::search_term,
             limits,
             new_head: None,
             stop: CancellationToken::new(),
