@@ -31,7 +31,7 @@ pub struct Cli {
 pub enum Command {
     /// Archive a chain from a node and serve it: backfill, follow the head, JSON-RPC, health, metrics.
     Run(RunArgs),
-    /// The same on a synthetic chain made in process: nothing to install, nothing to ask. Prints three requests to try.
+    /// The same on a synthetic chain made in process: nothing to install, nothing to ask. Prints four requests to try.
     Demo(DemoArgs),
     /// Import a chain from a geth-style chain file and a receipts file.
     Import(ImportArgs),
@@ -422,7 +422,7 @@ pub struct RunArgs {
     pub data: DataArgs,
     #[command(flatten)]
     pub listen: ListenArgs,
-    /// End when the node's head is stored and derived (for scripts).
+    /// End when the head is stored and derived; a halt is then an error at once (for scripts).
     #[arg(long)]
     pub exit_after_head: bool,
 }
@@ -443,7 +443,7 @@ pub struct DemoArgs {
     /// Milliseconds between new blocks.
     #[arg(long, default_value_t = 2_000, value_name = "MS")]
     pub block_time_ms: u64,
-    /// End when the head has been reached once (for scripts).
+    /// End when the head is stored and derived; a halt is then an error at once (for scripts).
     #[arg(long)]
     pub exit_after_head: bool,
 }
@@ -499,6 +499,12 @@ pub struct VerifyArgs {
 /// `cairn config`.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
+    /// As of `cairn run`, so that its flags can be given as they are; no setting, so it is only said in a comment.
+    #[arg(long, value_enum)]
+    pub role: Option<Role>,
+    /// Likewise.
+    #[arg(long)]
+    pub exit_after_head: bool,
     #[command(flatten)]
     pub chain: ChainArgs,
     #[command(flatten)]

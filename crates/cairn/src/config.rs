@@ -4,11 +4,13 @@
 //! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `DB_RAW_URL`, `DB_APP_URL`,
 //! `MAX_REORG_DEPTH`, `PAYLOAD_INLINE_MAX_BYTES` and `DENORMALIZE_EVENTS` work too.
 
+mod shown;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use cairn_api::RpcLimits;
 use cairn_api::rest::RestLimits;
 use cairn_backends::postgres::raw::PartitionSizes;
@@ -400,9 +402,7 @@ pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Co
         .merge(Env::prefixed("CAIRN_").ignore(FOREIGN_ENV).split("__"))
         .merge(Serialized::defaults(overrides))
         .extract()
-        .context(
-            "the configuration can't be used; `cairn config` with the same flags shows what is in force",
-        )?;
+        .map_err(|error| anyhow::anyhow!("the configuration can't be used: {}", shown::errors(error)))?;
     config.check()?;
     Ok(config)
 }
@@ -437,11 +437,14 @@ impl Config {
                 bail!("raw.partitions.{table} must be at least 1");
             }
         }
-        // Which tables there are depends on the chain, which the archive may have to say: their names are looked at where the catalog is made.
         if let Some((table, _)) = self.app.partitions.iter().find(|(_, heights)| **heights == 0) {
             bail!("app.partitions.{table} must be at least 1");
         }
         for (name, database) in [("raw", &self.raw), ("app", &self.app)] {
+            // PostgreSQL would take 0 for no limit at all.
+            if database.statement_timeout_ms == 0 {
+                bail!("{name}.statement_timeout_ms must be at least 1");
+            }
             let Some(url) = &database.url else { continue };
             if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
                 bail!(
@@ -491,10 +494,20 @@ impl Config {
                 bail!("{name} must be at least 1");
             }
         }
+        self.serve.rest.check().map_err(|error| anyhow::anyhow!("serve.rest.{error}"))?;
+        crate::derive::check_names(self)?;
         if self.serve.rpc_listen == self.serve.listen && self.serve.listen.port() != 0 {
             bail!("--rpc-listen and --listen are both {}; give them different ports", self.serve.listen);
         }
         Ok(())
+    }
+
+    /// Where the archive is, fit to be shown.
+    pub fn archive_place(&self) -> String {
+        match &self.raw.url {
+            Some(url) => hide_url(url),
+            None => self.data_dir.display().to_string(),
+        }
     }
 
     /// The kind of chain.
@@ -544,6 +557,14 @@ mod tests {
         assert_eq!(hide_url("https://user:pw@node.example:8545/v2/KEY?x=1"), "https://node.example:8545/…");
         assert_eq!(hide_url("http://127.0.0.1:8545"), "http://127.0.0.1:8545");
         assert_eq!(hide_url("KEY"), "(not a URL)");
+    }
+
+    #[test]
+    fn an_archive_is_where_its_blocks_are() {
+        let mut config = Config { data_dir: "here".into(), ..Config::default() };
+        assert_eq!(config.archive_place(), "here");
+        config.raw.url = Some("postgres://user:pw@db.example:5432/blocks".into());
+        assert_eq!(config.archive_place(), "postgres://db.example:5432/…");
     }
 
     #[test]

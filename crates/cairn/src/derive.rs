@@ -9,7 +9,7 @@ use cairn_explorer::processors::Settings;
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::derive::processor::Processor;
 use cairn_pipeline::derive::status::{DeriveStatus, Halt};
-use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy};
+use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy, in_order_of_upstreams};
 use cairn_store::derived::{Catalog, DerivedReader, DerivedStore, ErrorLog};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::access::AccessScripts;
 use crate::chain::Chain;
+use crate::chain::settings::ChainKind;
 use crate::config::{Config, Malformed};
 use crate::node::HttpContractNode;
 use crate::stores::{self, LateApp};
@@ -55,6 +56,23 @@ pub fn processors(config: &Config, scripts: Option<Arc<dyn ScriptNode>>) -> anyh
     }
     processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
     Ok(processors)
+}
+
+/// Checks the names of workers and tables in the configuration. Where only the archive says the kind of chain, any chain's will do; they are looked at again once it has.
+pub fn check_names(config: &Config) -> anyhow::Result<()> {
+    if config.chain.says_kind() {
+        return check_names_on(config);
+    }
+    let mut other = config.clone();
+    other.chain.kind = Some(ChainKind::Flow);
+    // The first chain's error is the one to show: nobody spoke of Flow.
+    check_names_on(config).or_else(|error| check_names_on(&other).map_err(|_| error))
+}
+
+fn check_names_on(config: &Config) -> anyhow::Result<()> {
+    catalog(config)?;
+    in_order_of_upstreams(processors(config, None)?)?;
+    Ok(())
 }
 
 fn evm_settings(config: &Config) -> anyhow::Result<Settings> {

@@ -94,6 +94,40 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     }
     let words = end_of(cairn(dir.path()).arg("run")).badly();
     assert!(words.contains("--rpc"), "it says what to do: {words}");
+    // Names, and limits of REST within which nothing works, before anything is made: by `config`, and by `run` whatever its role.
+    for (name, value, wanted) in [
+        ("CAIRN_DERIVE__DISABLED", "[\"tokn_worker\"]", "derive.disabled: there is no worker `tokn_worker`"),
+        ("CAIRN_DERIVE__DISABLED", "[\"token_worker\"]", "needs token_worker, which is not enabled"),
+        ("CAIRN_DERIVE__RANGE_HEIGHTS_OF", "{tokn_worker=5}", "derive.range_heights_of: there is no worker"),
+        ("CAIRN_DERIVE__WRAPPED_TOKENS", "[\"0x12\"]", "derive.wrapped_tokens: `0x12` is no address"),
+        ("CAIRN_APP__PARTITIONS", "{ft_transfer=5}", "app.partitions"),
+        ("CAIRN_APP__STATEMENT_TIMEOUT_MS", "0", "app.statement_timeout_ms must be at least 1"),
+        ("CAIRN_SERVE__REST__MAX_PAGE_ROWS", "10000", "serve.rest.max_page_rows is 10000; it may be 200"),
+        ("CAIRN_SERVE__REST__DEFAULT_PAGE_ROWS", "0", "serve.rest.default_page_rows must be at least 1"),
+        ("CAIRN_SERVE__REST__DEFAULT_PAGE_ROWS", "201", "serve.rest.default_page_rows is 201"),
+        ("CAIRN_SERVE__REST__REQUEST_TIMEOUT_MS", "0", "serve.rest.request_timeout_ms must be at least 1"),
+    ] {
+        let words = end_of(cairn(dir.path()).env(name, value).arg("config")).badly();
+        assert!(words.contains(wanted), "{name}={value}: {words}");
+        let demo = ["demo", "--data", "made", "--blocks", "2", "--exit-after-head"];
+        let words = end_of(cairn(dir.path()).env(name, value).args(demo)).badly();
+        assert!(words.contains(wanted), "{name}={value}: {words}");
+        assert!(!dir.path().join("made").exists(), "{name}={value}");
+    }
+    // Flow's names are right where nothing says that it is an EVM chain.
+    let tables = [("CAIRN_APP__PARTITIONS", "{evm_executions=5}")];
+    end_of(cairn(dir.path()).envs(tables).arg("config")).well();
+    let words =
+        end_of(cairn(dir.path()).envs(tables).args(["config", "--rpc", "http://127.0.0.1:9"])).badly();
+    assert!(words.contains("evm_executions"), "{words}");
+    // The flags of `run` can be given as they are.
+    let flags = ["config", "--role", "work", "--exit-after-head", "--from", "7"];
+    let shown = end_of(cairn(dir.path()).args(flags)).well();
+    assert!(shown.contains("# --role work") && shown.contains("from = 7"), "{shown}");
+    let args = ["config", "--flow-access", "127.0.0.1:9"];
+    let words =
+        end_of(cairn(dir.path()).env("CAIRN_CHAIN__FLOW__REQUEST_TIMEOUT_MS", "300000").args(args)).badly();
+    assert!(words.contains("chain.flow.request_timeout_ms is 300000"), "{words}");
 }
 
 #[test]
@@ -112,6 +146,48 @@ fn secrets_are_never_shown() {
     assert!(!ended.err.contains("S3CRET"), "{}", ended.err);
     let words = end_of(cairn(dir.path()).args(["config", "--rpc", "htp://127.0.0.1/S3CRET"])).badly();
     assert!(!words.contains("S3CRET"), "{words}");
+    // One text is a list too, as with the flag.
+    let env = |name: &str, value: &str| end_of(cairn(dir.path()).env(name, value).arg("config"));
+    let shown = env("CAIRN_CHAIN__RPC", "https://127.0.0.1:9/S3CRET, http://127.0.0.1:8/S3CRET").well();
+    assert!(shown.contains("https://127.0.0.1:9/…") && shown.contains("http://127.0.0.1:8/…"), "{shown}");
+    assert!(!shown.contains("S3CRET"), "{shown}");
+    // Nor where a value is of another shape than it should be.
+    for (name, value, key) in [
+        ("CAIRN_CHAIN__RPC", "[[\"https://127.0.0.1:9/S3CRET\"]]", "chain.rpc"),
+        ("CAIRN_CHAIN__ACCESS", "[{url=\"https://127.0.0.1:9/S3CRET\", from=\"S3CRET\"}]", "chain.access"),
+        ("CAIRN_CHAIN", "https://127.0.0.1:9/S3CRET", "chain"),
+        ("CAIRN_RAW", "postgres://user:S3CRET@127.0.0.1/db", "raw"),
+        ("DB_RAW_URL", "[\"postgres://user:S3CRET@127.0.0.1/db\"]", "raw.url"),
+        ("CAIRN_SERVE__UPSTREAM", "{S3CRET=\"S3CRET\"}", "serve.upstream"),
+        ("CAIRN_RAW__BACKFILL", "postgres://user:S3CRET@127.0.0.1/db", "raw.backfill"),
+    ] {
+        let ended = env(name, value);
+        let words = ended.badly();
+        assert!(!words.contains("S3CRET") && words.contains(key), "{name}: {words}");
+        assert!(!words.contains("cairn config"), "it doesn't send people round in a circle: {words}");
+    }
+    fs::write(dir.path().join("cut.toml"), "[raw]\nurl = \"postgres://user:S3CRET@127.0.0.1/db\n")
+        .expect("writes");
+    let words = end_of(cairn(dir.path()).args(["--config", "cut.toml", "config"])).badly();
+    assert!(!words.contains("S3CRET") && words.contains("line 2"), "{words}");
+    // What is no secret is shown.
+    let words = env("CAIRN_INGEST__POLL_MS", "soon").badly();
+    assert!(words.contains("soon") && words.contains("ingest.poll_ms"), "{words}");
+}
+
+#[test]
+fn a_demo_takes_no_chain_out_of_a_file() {
+    let dir = tempfile::tempdir().expect("dir");
+    let of_another = "[chain]\nrpc = [\"http://127.0.0.1:9/\"]\nchain_id = 1\n[ingest]\nfrom = 100\nto = 200\n[serve]\nupstream = \"http://127.0.0.1:9/\"\n";
+    fs::write(dir.path().join("cairn.toml"), of_another).expect("writes");
+    let mut command = cairn(dir.path());
+    command.args(["demo", "--data", "made", "--blocks", "3", "--exit-after-head"]);
+    command.args(["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"]);
+    end_of(&mut command).well();
+    let said = status(dir.path(), "made");
+    assert_eq!((&said["first"], &said["checkpoint"]["height"]), (&json!(0), &json!(3)), "{said}");
+    let workers = end_of(cairn(dir.path()).args(["workers", "list", "--data", "made"])).well();
+    assert!(workers.contains("token_worker") && !workers.contains("token_metadata_worker"), "{workers}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use cairn_pipeline::derive::processor::Processor;
 use cairn_store::StoreError;
 use cairn_store::derived::Catalog;
 
-use crate::config::{Config, hide_url};
+use crate::config::Config;
 use crate::stores::{self, RawStore};
 use layout::Heard;
 use settings::{ChainKind, FlowNetwork};
@@ -178,10 +178,7 @@ fn check(config: &Config, id: ChainId) -> anyhow::Result<()> {
     if chain.fits(id) {
         return Ok(());
     }
-    let place = match &config.raw.url {
-        Some(url) => hide_url(url),
-        None => config.data_dir.display().to_string(),
-    };
+    let place = config.archive_place();
     bail!(
         "the archive in {place} holds chain {}, and the configuration is for {}; use another data directory or database, or correct chain.kind and \
          chain.network and the nodes",

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use cairn_evm::{ChainProfile, Checks};
 use cairn_flow::Network;
+use cairn_pipeline::ingest::FillOptions;
 use cairn_source::evm::rpc::FinalityPolicy;
 use cairn_source::flow::{FlowConfig, NodeConfig};
 use serde::de::value::MapAccessDeserializer;
@@ -16,6 +17,8 @@ use url::Url;
 use super::Chain;
 use crate::config::hide_url;
 
+/// The longest pause that Flow's nodes are left alone for, in milliseconds, rounded up.
+const FLOW_PAUSE_MS: u64 = 60_000;
 /// What is final on an EVM chain where nobody says otherwise.
 const EVM_FINALITY: &str = "both:64";
 
@@ -75,6 +78,7 @@ pub struct ChainConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ChainKind>,
     /// EVM nodes, the preferred one first.
+    #[serde(deserialize_with = "nodes")]
     pub rpc: Vec<String>,
     /// The chain id that must be found.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,6 +182,29 @@ impl Default for FlowSettings {
             execution_results: None,
         }
     }
+}
+
+/// A list of URLs; or URLs in one text, separated by commas.
+fn nodes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    struct All;
+    impl<'de> Visitor<'de> for All {
+        type Value = Vec<String>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of URLs")
+        }
+        fn visit_str<E>(self, urls: &str) -> Result<Self::Value, E> {
+            let urls = urls.split(',').map(str::trim).filter(|url| !url.is_empty());
+            Ok(urls.map(str::to_owned).collect())
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut urls = Vec::new();
+            while let Some(url) = list.next_element()? {
+                urls.push(url);
+            }
+            Ok(urls)
+        }
+    }
+    from.deserialize_any(All)
 }
 
 /// A list of nodes, each a URL or a table; or URLs in one text, separated by commas.
@@ -297,10 +324,18 @@ impl ChainConfig {
             ("chain.flow.request_timeout_ms", self.flow.request_timeout_ms),
             ("chain.flow.requests_in_flight", self.flow.requests_in_flight as u64),
         ];
-        match positive.into_iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => bail!("{name} must be at least 1"),
-            None => Ok(()),
+        if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
+            bail!("{name} must be at least 1");
         }
+        // A lease that runs out under a request that is still on its way is taken over, and the work done twice.
+        let longest_ms = FillOptions::default().lease_ttl_ms - FLOW_PAUSE_MS - 1;
+        if self.flow.request_timeout_ms > longest_ms {
+            bail!(
+                "chain.flow.request_timeout_ms is {}; it may be {longest_ms} at most, so that a range that is filled isn't taken over meanwhile",
+                self.flow.request_timeout_ms
+            );
+        }
+        Ok(())
     }
 
     /// The access nodes. What is this far below the sealed head counts as final, in heights: as far as a reorg may go.

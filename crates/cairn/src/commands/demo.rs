@@ -8,8 +8,9 @@ use cairn_core::Height;
 use cairn_source::evm::synthetic::{ForkId, LiveOptions, SyntheticChain, SyntheticOptions, SyntheticSource};
 use cairn_source::verify::{Verified, VerifyOptions};
 
+use crate::chain::settings::ChainConfig;
 use crate::cli::{DemoArgs, Role};
-use crate::config::{self, Overrides};
+use crate::config::{self, Config, Overrides};
 use crate::service::{self, Job, Served};
 use crate::wiring;
 
@@ -22,10 +23,10 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
         None => {
             let dir =
                 tempfile::Builder::new().prefix("cairn-demo-").tempdir().context("no temporary directory")?;
-            config.data_dir = dir.path().to_path_buf();
             Some(dir)
         }
     };
+    make_fit(&mut config, args, temporary.as_ref().map(tempfile::TempDir::path));
     config.ingest.poll_ms = config.ingest.poll_ms.min(args.block_time_ms.max(50));
     let chain =
         Arc::new(SyntheticChain::new(SyntheticOptions { seed: args.seed, ..SyntheticOptions::default() }));
@@ -78,8 +79,51 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     result
 }
 
+/// Takes out of a configuration what is of another chain, and puts the archive into `temporary` where there is one.
+fn make_fit(config: &mut Config, args: &DemoArgs, temporary: Option<&Path>) {
+    // What a file in the working directory says of a chain and its nodes isn't of this one.
+    config.chain = ChainConfig::default();
+    (config.ingest.from, config.ingest.to) = (0, None);
+    config.serve.upstream = args.listen.upstream.clone();
+    if let Some(dir) = temporary {
+        config.data_dir = dir.to_path_buf();
+        // A raw database on PostgreSQL stays, and its payloads must not go with the directory.
+        if config.raw.url.is_some() && config.payloads.url.is_none() {
+            config.payloads.url = Some("none".into());
+        }
+    }
+}
+
 /// A transaction of the first blocks, so that the printed request finds something at once.
 fn sample_transaction(chain: &SyntheticChain, blocks: u64) -> Option<cairn_core::TxId> {
     (1..=blocks.min(20))
         .find_map(|height| chain.block(ForkId::MAIN, Height(height)).transactions.first().map(|tx| tx.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn payloads_of_a_database_that_stays_do_not_go_with_the_temporary_directory() {
+        let Command::Demo(args) = Cli::parse_from(["cairn", "demo"]).command else {
+            panic!("it is the demo");
+        };
+        let made = |raw: Option<&str>, temporary: Option<&Path>| {
+            let mut config = Config::default();
+            config.raw.url = raw.map(str::to_owned);
+            make_fit(&mut config, &args, temporary);
+            config
+        };
+        let dir = Path::new("/tmp/some");
+        let postgres = Some("postgres://127.0.0.1/blocks");
+        assert_eq!(made(postgres, Some(dir)).payloads.url.as_deref(), Some("none"));
+        // They lie beside what stays, or in what goes as a whole.
+        assert_eq!(made(postgres, None).payloads.url, None);
+        assert_eq!(made(None, Some(dir)).payloads.url, None);
+        assert_eq!(made(None, Some(dir)).data_dir, dir);
+    }
 }

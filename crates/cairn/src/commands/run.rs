@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use crate::chain::Chain;
 use crate::cli::{Role, RunArgs};
-use crate::config::{self, Overrides, hide_url};
+use crate::config::{self, Overrides};
 use crate::service::{self, Job, Served};
 use crate::wiring;
 
@@ -29,10 +29,7 @@ pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     let nodes = wiring::connect(&config).await?;
     let chain_config = wiring::chain_config(config.chain.genesis.as_deref(), nodes.chain_id)?;
     let (chain, from) = (Chain::name_of(nodes.chain_id), config.chain.shown_nodes());
-    let into = match &config.raw.url {
-        Some(url) => hide_url(url),
-        None => config.data_dir.display().to_string(),
-    };
+    let into = config.archive_place();
     let announce =
         move |served: &Served| eprintln!("archiving chain {chain} from {from} into {into}\n{served}");
     let job = Job {

@@ -34,7 +34,7 @@ pub async fn status(file: Option<&Path>, args: &StatusArgs) -> anyhow::Result<()
             + "
 "
     } else {
-        as_text(&config.data_dir, &head, &gaps, &leases, &reorgs, &sizes)?
+        as_text(&config.archive_place(), &head, &gaps, &leases, &reorgs, &sizes)?
     };
     Ok(output::print(&text)?)
 }
@@ -90,7 +90,7 @@ fn as_json(
 }
 
 fn as_text(
-    dir: &Path,
+    place: &str,
     head: &HeadRow,
     gaps: &[HeightRange],
     leases: &[RawLease],
@@ -100,7 +100,7 @@ fn as_text(
     let mut out = String::new();
     let or_none =
         |block: Option<cairn_core::BlockRef>| block.map_or("none".into(), |block| block.to_string());
-    writeln!(out, "archive     {}", dir.display())?;
+    writeln!(out, "archive     {place}")?;
     writeln!(out, "chain       {}", Chain::name_of(head.info.chain_id))?;
     writeln!(out, "first       {}", head.first.map_or("none yet".into(), |first| first.to_string()))?;
     writeln!(out, "checkpoint  {}", or_none(head.tip))?;

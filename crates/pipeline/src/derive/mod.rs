@@ -308,8 +308,8 @@ async fn maintain(context: Arc<Context>) -> Result<(), DeriveError> {
     Ok(())
 }
 
-/// Sorts processors so that each comes after its upstreams.
-fn in_order_of_upstreams(mut processors: Vec<Processor>) -> Result<Vec<Processor>, DeriveError> {
+/// Sorts processors so that each comes after its upstreams; an error where one of those is missing.
+pub fn in_order_of_upstreams(mut processors: Vec<Processor>) -> Result<Vec<Processor>, DeriveError> {
     let names: BTreeSet<_> = processors.iter().map(|processor| processor.service().name).collect();
     if names.len() != processors.len() {
         return Err(DeriveError::Invalid("two services have the same name".into()));

@@ -63,7 +63,8 @@ pub struct FillOptions {
     pub workers: usize,
     /// How many heights a range has; it is cut at multiples of this.
     pub range_heights: u64,
-    /// How long a lease lives without a commit, by the store's clock.
+    /// How long a lease lives without a commit, by the store's clock. Nothing renews it during a fetch: it has to be longer than one request and a pause that a
+    /// node asks for may take together.
     pub lease_ttl_ms: u64,
     /// Who this process is, for people who look at leases.
     pub owner: String,
@@ -71,6 +72,6 @@ pub struct FillOptions {
 
 impl Default for FillOptions {
     fn default() -> Self {
-        FillOptions { workers: 4, range_heights: 1_000, lease_ttl_ms: 60_000, owner: "cairn".into() }
+        FillOptions { workers: 4, range_heights: 1_000, lease_ttl_ms: 300_000, owner: "cairn".into() }
     }
 }
