@@ -10,8 +10,8 @@
 //! * **Shutdown.** The running chunk is committed or dropped, and leases are given back.
 
 mod apply;
-mod clearing;
 mod asking;
+mod clearing;
 mod committer;
 mod context;
 mod enrich;
