@@ -9,16 +9,17 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use cairn_core::{Height, HeightRange};
-use cairn_pipeline::derive::processor::{AskError, ProcessError};
+use async_trait::async_trait;
+use cairn_core::{BlockRef, Height, HeightRange};
+use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, ProcessError, Processor, ServiceInfo};
 use cairn_pipeline::derive::{DeriveOptions, MalformedPolicy};
 use cairn_store::StoreError;
-use cairn_store::derived::{Coordinator, Key, LeaseKind, LeaseStatus, Value};
+use cairn_store::derived::{Coordinator, Key, LeaseKind, LeaseStatus, Row, TableDef, Value};
 use cairn_store::memory::CommitHook;
 use tokio::time::{Duration, Instant};
 
-use support::derive::{Derived, NAMES, marks, names};
-use support::{MAIN, busy, pass_ms, tiny};
+use support::derive::{Derived, MARKS, NAMES, marks, names};
+use support::{MAIN, busy, fork, pass_ms, tiny};
 
 fn away() -> AskError {
     AskError::transient("execution aborted (timeout = 5s)")
@@ -361,4 +362,69 @@ async fn asking_again_waits_for_rows_that_are_made_again() {
     until_made_again(&world).await;
     assert_eq!(*asked.lock().unwrap(), [5, 6, 7, 21, 22, 8, 9, 10, 11]);
     working.stop().await.unwrap();
+}
+
+/// Asks about each block; what it is told is also told of all blocks of even, or of odd height, of which the newest answer counts.
+struct GroupWorker;
+
+static GROUP_WORKER: ServiceInfo =
+    ServiceInfo { name: "name_worker", version: 1, upstreams: &["mark_worker"], tables: &[&NAMES] };
+
+static READS: &[&TableDef] = &[&MARKS];
+
+#[async_trait]
+impl Enricher for GroupWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &GROUP_WORKER
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn wanted(&self, _table: usize, row: &Row, wanted: &mut Vec<Key>) {
+        wanted.push(Key(vec![row.0[1].clone()]));
+    }
+
+    fn known_in(&self) -> &'static TableDef {
+        &NAMES
+    }
+
+    async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
+        let row = |key| (NAMES.name, Row(vec![key, Value::text(at.to_string()), Value::height(at.height)]));
+        Ok(Asked::Rows(vec![row(key.0[0].clone()), row(Value::bytes(&[at.height.get() as u8 % 2]))]))
+    }
+
+    fn given_up(&self, _key: &Key, _at: BlockRef, _message: &str) -> Vec<(&'static str, Row)> {
+        Vec::new()
+    }
+}
+
+fn groups() -> Vec<Processor> {
+    vec![marks(|_, _| Ok(())), Processor::Enricher(Arc::new(GroupWorker))]
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_newer_answer_replaced_is_there_again_after_a_reorg_as_in_a_clean_run() {
+    let chain = tiny(1);
+    let side = fork(&chain, 16, 1);
+    for chunk_heights in [1, 3, 500] {
+        let world = Derived::new(chain.clone(), 20).await;
+        let options = DeriveOptions { chunk_heights, ..world.options() };
+        let working = world.start(groups(), options);
+        world.until_next("name_worker", 21).await;
+        let newest = world.rows(NAMES.name).await;
+        assert_eq!(newest.iter().filter(|row| row.0[0].as_bytes().unwrap().len() == 1).count(), 2);
+        // The new fork names one of the two groups only.
+        world.reorg(16, side, 17).await;
+        world.until("the reorg", async || world.next("name_worker").await == 18).await;
+
+        let clean = Derived::new(chain.clone(), 16).await;
+        clean.append(side, 17, 17).await;
+        let clean_working = clean.start(groups(), clean.options());
+        clean.until_next("name_worker", 18).await;
+        assert_eq!(world.rows(NAMES.name).await, clean.rows(NAMES.name).await, "{chunk_heights}");
+        working.stop().await.unwrap();
+        clean_working.stop().await.unwrap();
+    }
 }

@@ -41,6 +41,9 @@ bugs!(
     CommitReplacesNothing,
     CommitForgetsEarlierUndo,
     CommitSaysThatNothingWas,
+    CommitForgetsWhatAnswersReplace,
+    CommitTakesTheLastAnswerOfAKey,
+    CommitLetsALateAnswerReplace,
     CommitDoesNotRenew,
     CommitHidesItsHoles,
     // Leases.
@@ -199,6 +202,19 @@ impl Buggy {
         self.bug == bug
     }
 
+    /// Deletes answers, with what they replaced, that a commit meets.
+    async fn forget_names(&self, commit: &ChunkCommit, is_met: impl Fn(&Row, &Row) -> bool) -> Result<()> {
+        let Ok(snapshot) = self.inner.snapshot().await else { return Ok(()) };
+        for row in commit.rows.iter().filter(|part| part.table == "names").flat_map(|part| &part.rows) {
+            let key = Key(vec![row.0[0].clone()]);
+            let stored = snapshot.rows("names", std::slice::from_ref(&key)).await?.pop().flatten();
+            if stored.is_some_and(|stored| is_met(&stored, row)) {
+                self.inner.delete_rows("names", &[key]).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// The lease with the fence in force, where the bug says so.
     async fn unfenced(&self, lease: &WorkerLease, bug: Bug) -> Result<WorkerLease> {
         let current = if self.has(bug) { self.inner.lease(lease.id).await? } else { None };
@@ -248,6 +264,18 @@ impl DerivedWriter for Buggy {
             (Bug::CommitSaysThatNothingWas, _) => {
                 let states = commit.states.iter_mut().flat_map(|part| &mut part.rows);
                 states.flat_map(|state| &mut state.undo).for_each(|(_, before)| *before = None);
+            }
+            (Bug::CommitForgetsWhatAnswersReplace, _) => self.forget_names(&commit, |_, _| true).await?,
+            (Bug::CommitLetsALateAnswerReplace, _) => {
+                self.forget_names(&commit, |stored, laid| stored.0[2] > laid.0[2]).await?;
+            }
+            (Bug::CommitTakesTheLastAnswerOfAKey, _) => {
+                for part in commit.rows.iter_mut().filter(|part| part.table == "names") {
+                    part.rows.sort_by_key(|row| row.0[2].clone());
+                    let rows = part.rows.drain(..).map(|row| (row.0[0].clone(), row));
+                    let last: std::collections::BTreeMap<_, _> = rows.collect();
+                    part.rows.extend(last.into_values());
+                }
             }
             (Bug::CommitDoesNotRenew, _) => commit.ttl_ms = 1,
             (Bug::CommitHidesItsHoles, _) => commit.quarantined.clear(),

@@ -1,9 +1,8 @@
 //! What nodes were asked: `token_contracts`, `tokens`, `nft_collections`, `search_index`, `nft_asks`, `nft_metadata`, `contract_version_code`,
 //! `contract_code_hashes`, `contract_code`.
 //!
-//! Each answer is that of the ledger at the block at which it says that it was asked. Everything that the chain names was asked. Where blocks were
-//! taken back there may be answers about what they named; and of an item or contract that several were asked about, where the newest answer was asked
-//! at one of those blocks, there is none: the one whose place it took doesn't come back.
+//! Each answer is that of the ledger at the block at which it says that it was asked. Everything that the chain names was asked, and nothing else, whatever was
+//! taken back; and of an item or contract about which there were several questions, the newest answer to them is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,20 +35,18 @@ fn contract_of(row: &Row<'_>, address: &str) -> Result<ContractId> {
     Ok(ContractId::new(owner, &row.said("contract_name")?))
 }
 
-/// Rows of answers: `wanted` are the keys that have to be there, `is_replaced` whether one answer takes another's place, `answer` the rest of a row from
-/// its key and height.
+/// Rows of answers: `wanted` are the keys that have to be there, and no others; `answer` is the rest of a row from its key and height.
 fn answers(
     truth: &Truth<'_>,
     found: &Tables,
     def: &'static TableDef,
     wanted: BTreeSet<Vec<Cell>>,
-    is_replaced: bool,
     answer: impl Fn(&Row<'_>, u64) -> Result<Vec<Cell>>,
 ) -> Result<Expected> {
     let mut expected = Expected::of(def)?;
     for row in found.rows(def)?.iter() {
         let key: Vec<Cell> = def.key.iter().map(|column| row.cell(column)).collect::<Result<_>>()?;
-        if truth.is_forked || wanted.contains(&key) {
+        if wanted.contains(&key) {
             let height = asked_at(truth, &row, def)?;
             let mut cells = key;
             cells.extend(answer(&row, height)?);
@@ -57,14 +54,49 @@ fn answers(
             expected.add(cells)?;
         }
     }
-    let may_lack = truth.is_forked && is_replaced;
-    for key in wanted.into_iter().filter(|key| !may_lack && !expected.has(key)).collect::<Vec<_>>() {
+    for key in wanted.into_iter().filter(|key| !expected.has(key)).collect::<Vec<_>>() {
         // It isn't there, so nobody knows when it would have been asked.
         let mut cells = key;
         cells.resize(def.columns.len(), Some(GIVEN.to_owned()));
         expected.add(cells)?;
     }
     Ok(expected)
+}
+
+/// By the first columns of its key: the highest block at which each question of a table was asked.
+fn newest(
+    found: &Tables,
+    def: &'static TableDef,
+    columns: usize,
+    counts: impl Fn(&Row<'_>) -> Result<bool>,
+) -> Result<BTreeMap<Vec<Cell>, u64>> {
+    let mut newest = BTreeMap::new();
+    for row in found.rows(def)?.iter() {
+        if counts(&row)? {
+            let key: Vec<Cell> =
+                def.key[..columns].iter().map(|column| row.cell(column)).collect::<Result<_>>()?;
+            let height: u64 = row.number("asked_at_height")?;
+            newest.entry(key).and_modify(|other: &mut u64| *other = height.max(*other)).or_insert(height);
+        }
+    }
+    Ok(newest)
+}
+
+/// Demands that a row is the newest answer.
+fn demand_newest(
+    newest: &BTreeMap<Vec<Cell>, u64>,
+    row: &Row<'_>,
+    def: &TableDef,
+    height: u64,
+) -> Result<()> {
+    let key: Vec<Cell> = def.key.iter().map(|column| row.cell(column)).collect::<Result<_>>()?;
+    let of = newest.get(&key);
+    ensure!(
+        of == Some(&height),
+        "{}: asked_at_height of {key:?} is {height}; the newest answer is of {of:?}",
+        def.name
+    );
+    Ok(())
 }
 
 /// The tokens that moved, but for fees.
@@ -93,7 +125,7 @@ pub fn asked(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     };
     let tokens = tokens_of(truth).into_iter().map(|of| key(of, "ft"));
     let wanted = tokens.chain(collections_of(truth).into_iter().map(|of| key(of, "nft"))).collect();
-    answers(truth, found, &TOKEN_CONTRACTS, wanted, false, |row, height| {
+    answers(truth, found, &TOKEN_CONTRACTS, wanted, |row, height| {
         let of = contract_of(row, "contract_address")?;
         let is_known = match row.said("family")?.as_str() {
             "ft" => truth.ledger.supplies.at(&of, height).is_some(),
@@ -106,7 +138,7 @@ pub fn asked(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
 /// `tokens`: what they say of themselves, and how many there were.
 pub fn tokens(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let wanted = tokens_of(truth).into_iter().map(|of| contract(of).to_vec()).collect();
-    answers(truth, found, &TOKENS, wanted, false, |row, height| {
+    answers(truth, found, &TOKENS, wanted, |row, height| {
         let of = contract_of(row, "contract_address")?;
         let (name, symbol) = scripts::token_names(&of);
         let supply = truth.ledger.supplies.at(&of, height);
@@ -124,7 +156,7 @@ pub fn tokens(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
 /// `nft_collections`.
 pub fn collections(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let wanted = collections_of(truth).into_iter().map(|of| contract(of).to_vec()).collect();
-    answers(truth, found, &NFT_COLLECTIONS, wanted, false, |row, height| {
+    answers(truth, found, &NFT_COLLECTIONS, wanted, |row, height| {
         let of = contract_of(row, "contract_address")?;
         let is_known = has_items(truth, &of, height);
         let said = |cell: Cell| cell.filter(|_| is_known);
@@ -153,7 +185,7 @@ pub fn words(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
             }
         }
     }
-    answers(truth, found, &SEARCH_INDEX, wanted, false, |row, _| {
+    answers(truth, found, &SEARCH_INDEX, wanted, |row, _| {
         let of = contract_of(row, "contract_address")?;
         let (name, symbol) = match row.said("kind")?.as_str() {
             "token" => {
@@ -179,7 +211,7 @@ pub fn asks(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let [address, name] = contract(&moved.collection);
         vec![address, name, number(moved.id), account(to)]
     });
-    answers(truth, found, &NFT_ASKS, wanted.collect(), false, |row, height| {
+    answers(truth, found, &NFT_ASKS, wanted.collect(), |row, height| {
         let owner: FlowAddress = row.said("owner_address")?.parse().context("no account's address")?;
         let item = truth.ledger.items.at(&item_of(row)?, height);
         let is_held = item.is_some_and(|item| item.owner == Some(owner));
@@ -187,24 +219,13 @@ pub fn asks(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     })
 }
 
-/// `nft_metadata`: where the picture is of every item that somebody had who was asked.
+/// `nft_metadata`: where the picture is of every item that somebody had who was asked, by the newest answer.
 pub fn pictures(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
-    let mut wanted = BTreeSet::new();
-    for row in found.rows(&NFT_ASKS)?.iter() {
-        if row.said("status")? == "ok" {
-            let (of, id) = item_of(&row)?;
-            let [address, name] = contract(&of);
-            wanted.insert(vec![address, name, number(id)]);
-        }
-    }
-    let is_there = |row: &Row<'_>| -> Result<bool> {
+    let newest = newest(found, &NFT_ASKS, 3, |row| Ok(row.said("status")? == "ok"))?;
+    let wanted = newest.keys().cloned().collect();
+    answers(truth, found, &NFT_METADATA, wanted, |row, height| {
+        demand_newest(&newest, row, &NFT_METADATA, height)?;
         let (of, id) = item_of(row)?;
-        let [address, name] = contract(&of);
-        Ok(wanted.contains(&vec![address, name, number(id)]))
-    };
-    answers(truth, found, &NFT_METADATA, wanted.clone(), true, |row, height| {
-        let (of, id) = item_of(row)?;
-        ensure!(is_there(row)?, "nft_metadata: nobody had item {id} of {of} who was asked");
         let owned = truth.ledger.items.at(&(of.clone(), id), height).and_then(|item| item.owner);
         ensure!(owned.is_some(), "nft_metadata: nobody had item {id} of {of} at {height}");
         Ok(vec![text(scripts::item_uri(&of, id)), text("ok"), None])
@@ -230,7 +251,7 @@ pub fn versions(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let [address, name] = contract(of);
         vec![address, name, bytes(hash)]
     });
-    answers(truth, found, &CONTRACT_VERSION_CODE, wanted.collect(), false, |row, height| {
+    answers(truth, found, &CONTRACT_VERSION_CODE, wanted.collect(), |row, height| {
         let code = code_at(truth, &contract_of(row, "address")?, height);
         let hash = row.cell("code_hash")?;
         let status = match code {
@@ -242,10 +263,12 @@ pub fn versions(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     })
 }
 
-/// `contract_code_hashes`: the code that every contract had when it was asked about.
+/// `contract_code_hashes`: the code that every contract had when it was asked about last.
 pub fn hashes(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let wanted = set(truth).map(|(of, _)| contract(of).to_vec()).collect();
-    answers(truth, found, &CONTRACT_CODE_HASHES, wanted, true, |row, height| {
+    let newest = newest(found, &CONTRACT_VERSION_CODE, 2, |_| Ok(true))?;
+    answers(truth, found, &CONTRACT_CODE_HASHES, wanted, |row, height| {
+        demand_newest(&newest, row, &CONTRACT_CODE_HASHES, height)?;
         let code = code_at(truth, &contract_of(row, "address")?, height);
         let status = text(if code.is_some() { "ok" } else { "empty" });
         let length = code.and_then(|code| number(code.source.len()));

@@ -17,7 +17,7 @@ pub struct Truth<'l> {
     pub height: u64,
     /// The first height of Cadence 1.0: before it events name no vaults, and nothing tells that an item was destroyed.
     pub new_from: u64,
-    /// Whether blocks were taken back, so that nodes were asked about what never was.
+    /// Whether blocks were taken back, so that there may be code of contracts that never were.
     pub is_forked: bool,
 }
 

@@ -328,7 +328,7 @@ fn contract_of(row: &Row<'_>) -> Result<ContractId> {
 
 /// What tables say that a node was asked, asked again at the same blocks: names, supplies, pictures. How many answers those are.
 pub async fn compare_answers(client: &AccessClient, truth: &Truth<'_>, found: &Tables) -> Result<usize> {
-    let (network, is_forked) = (truth.ledger.network, truth.is_forked);
+    let network = truth.ledger.network;
     let mut compared = 0;
     let scripts = (scripts::token(network), scripts::supply(network), scripts::collection(network));
     for row in found.rows(&TOKENS)?.iter() {
@@ -372,10 +372,8 @@ pub async fn compare_answers(client: &AccessClient, truth: &Truth<'_>, found: &T
             let answer = value(&client.script(picture, &arguments, height).await?)?;
             let uri = named(&answer, "uri");
             let said = if status == "ok" { pictures.get(&(of.clone(), id)).cloned() } else { None };
-            // See `answers`: where blocks were taken back, a picture may have gone with them.
-            let may_lack = is_forked && said.is_none() && status == "ok";
             ensure!(
-                uri == said || may_lack,
+                uri == said,
                 "nft_metadata: the picture of {id} of {of}, as {owner} had it at {height}, is at {uri:?}, the tables say {said:?} ({status})"
             );
             Ok::<_, anyhow::Error>(())

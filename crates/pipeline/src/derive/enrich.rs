@@ -92,26 +92,17 @@ pub(super) async fn prepare(
     if let Some(open_from) = open_from {
         chunk.cut(open_from);
     }
-    let mut rows: BTreeMap<&'static str, BTreeMap<Key, Row>> = BTreeMap::new();
+    // Several answers may make one row: all go, since the store keeps those that a reorg may bring back.
+    let mut rows: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
     for (key, answer) in answers {
         if answer.is_given_up && known.contains(&key) {
             continue;
         }
         for (table, row) in answer.rows {
-            let def = context.catalog.table(table)?;
-            let of_table = rows.entry(table).or_default();
-            // Two answers may make one row: the newer one says what holds.
-            let key = def.key_of(&row);
-            let asked = |row: &Row| def.height_column().and_then(|at| row.0[at].as_int());
-            if of_table.get(&key).is_none_or(|other| asked(other) <= asked(&row)) {
-                of_table.insert(key, row);
-            }
+            rows.entry(table).or_default().push(row);
         }
     }
-    let rows = rows
-        .into_iter()
-        .map(|(table, rows)| TableRows { table, rows: rows.into_values().collect() })
-        .collect();
+    let rows = rows.into_iter().map(|(table, rows)| TableRows { table, rows }).collect();
     let last_id = chunk.last_id();
     // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's. Below the checkpoint there is no order; what
     // was applied since those rows were read is a reorg that they don't know.

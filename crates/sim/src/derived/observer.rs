@@ -11,7 +11,7 @@ use cairn_store::derived::{
 };
 
 use super::DerivedSide;
-use super::processors::{self, MARKS, NAMES, SENDERS, SERVICES, TOTALS, TXS};
+use super::processors::{self, ASKS, MARKS, NAMES, SENDERS, SERVICES, TOTALS, TXS};
 
 /// The tables as they are right for one fork.
 struct Right {
@@ -198,10 +198,34 @@ pub async fn look(
             }
         }
     }
-    Ok(())
+    newest_names(snapshot).await.map(drop)
 }
 
-/// At the end: answers for every sender, an entry for every odd block and for every one that could not be processed, leases without gaps, none dead.
+/// Answers of name by sender: in any snapshot, each is the newest of those that were asked about it, whatever was replaced and taken back. Returns all asks.
+async fn newest_names(snapshot: &dyn DerivedSnapshot) -> Result<Vec<Row>, String> {
+    let text = |error: StoreError| error.to_string();
+    let asks = all(snapshot, &ASKS, None).await.map_err(text)?;
+    let names = all(snapshot, &NAMES, None).await.map_err(text)?;
+    let mut newest: BTreeMap<Value, Row> = BTreeMap::new();
+    for ask in asks.iter().filter(|ask| !ask.0[2].is_null()) {
+        let row = Row(vec![ask.0[0].clone(), ask.0[2].clone(), ask.0[3].clone()]);
+        let is_newer = newest.get(&row.0[0]).is_none_or(|other| other.0[2] < row.0[2]);
+        if is_newer {
+            newest.insert(row.0[0].clone(), row);
+        }
+    }
+    let newest: Vec<Row> = newest.into_values().collect();
+    if names == newest {
+        return Ok(asks);
+    }
+    let forks = snapshot.forks();
+    Err(format!(
+        "names (applied {}, begun {}) are\n  {names:?}\nnot the newest answers\n  {newest:?}",
+        forks.applied.id, forks.begun.id
+    ))
+}
+
+/// At the end: answers to every question and no others, each of a block of the chain, an entry for every odd block and for every one that could not be processed, leases without gaps, none dead.
 pub async fn look_at_the_end(
     derived: &DerivedSide,
     chain: &SyntheticChain,
@@ -212,10 +236,17 @@ pub async fn look_at_the_end(
     let (errors, has_bugs, holes) = (derived.errors(), derived.has_bugs(), &derived.plan.incurable);
     let snapshot = derived.app.snapshot().await.map_err(text)?;
     let right = right(chain, fork, heights, holes)?;
-    let names = all(&*snapshot, &NAMES, None).await.map_err(text)?;
-    for key in right.senders.keys() {
-        if !names.iter().any(|row| row.0[0] == key.0[0]) {
-            return Err(format!("nobody asked about {}", key.0[0]));
+    let asks = newest_names(&*snapshot).await?;
+    let asked: BTreeSet<Key> = asks.iter().map(|ask| Key(ask.0[..2].to_vec())).collect();
+    let questions: BTreeSet<Key> = right.txs.iter().map(processors::question).collect();
+    if let Some(key) = questions.symmetric_difference(&asked).next() {
+        return Err(format!("{key:?} was asked, or ought to have been; not both"));
+    }
+    for ask in &asks {
+        let at = ask.0[3].as_height().filter(|height| heights.contains(*height));
+        let name = at.map(|height| processors::name(chain.block_ref(fork, height)));
+        if name.is_none_or(|name| !ask.0[2].is_null() && ask.0[2] != name) {
+            return Err(format!("{ask:?} was answered at a block that isn't there"));
         }
     }
     let logged = errors.list(&super::every_error()).await.map_err(text)?;

@@ -75,14 +75,29 @@ pub static TOTALS: TableDef = TableDef {
     indexes: &[],
 };
 
-/// What a node said of each sender.
+/// What a node was asked: about each sender once for each place in a block that it sent from. A null name: it couldn't say.
+pub static ASKS: TableDef = TableDef {
+    name: "asks",
+    service: "name_worker",
+    class: TableClass::Answers,
+    columns: &[
+        column("sender", ColumnType::Bytes),
+        column("place", ColumnType::Int),
+        column("name", ColumnType::Text).nullable(),
+        column(ASKED_AT_HEIGHT, ColumnType::Int),
+    ],
+    key: &["sender", "place"],
+    indexes: &[],
+};
+
+/// What a node said of each sender when it was asked last: newer answers take the place of older ones.
 pub static NAMES: TableDef = TableDef {
     name: "names",
     service: "name_worker",
     class: TableClass::Answers,
     columns: &[
         column("sender", ColumnType::Bytes),
-        column("name", ColumnType::Text).nullable(),
+        column("name", ColumnType::Text),
         column(ASKED_AT_HEIGHT, ColumnType::Int),
     ],
     key: &["sender"],
@@ -93,7 +108,7 @@ static READS: &[&TableDef] = &[&TXS];
 
 /// Every table.
 pub fn catalog() -> Catalog {
-    Catalog::new([&TXS, &MARKS, &SENDERS, &TOTALS, &NAMES]).expect("the simulation's tables are right")
+    Catalog::new([&TXS, &MARKS, &SENDERS, &TOTALS, &ASKS, &NAMES]).expect("the simulation's tables are right")
 }
 
 /// Every service, upstreams first.
@@ -302,7 +317,7 @@ struct NameWorker {
 }
 
 static NAME_WORKER: ServiceInfo =
-    ServiceInfo { name: "name_worker", version: 1, upstreams: &["tx_worker"], tables: &[&NAMES] };
+    ServiceInfo { name: "name_worker", version: 1, upstreams: &["tx_worker"], tables: &[&ASKS, &NAMES] };
 
 #[async_trait]
 impl Enricher for NameWorker {
@@ -315,11 +330,11 @@ impl Enricher for NameWorker {
     }
 
     fn wanted(&self, _table: usize, row: &Row, wanted: &mut Vec<Key>) {
-        wanted.push(Key(vec![row.0[3].clone()]));
+        wanted.push(question(row));
     }
 
     fn known_in(&self) -> &'static TableDef {
-        &NAMES
+        &ASKS
     }
 
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
@@ -333,13 +348,28 @@ impl Enricher for NameWorker {
                 _ => AskError::transient(message),
             });
         }
-        let name = Value::text(format!("name of {}", key.0[0]));
-        Ok(Asked::Rows(vec![(NAMES.name, Row(vec![key.0[0].clone(), name, Value::height(at.height)]))]))
+        let (sender, name) = (key.0[0].clone(), name(at));
+        let asked = asked(key, name.clone(), at.height);
+        Ok(Asked::Rows(vec![asked, (NAMES.name, Row(vec![sender, name, Value::height(at.height)]))]))
     }
 
     fn given_up(&self, key: &Key, at: BlockRef, _message: &str) -> Vec<(&'static str, Row)> {
-        vec![(NAMES.name, Row(vec![key.0[0].clone(), Value::Null, Value::height(at.height)]))]
+        vec![asked(key, Value::Null, at.height)]
     }
+}
+
+/// What is asked because of a transaction: see [`ASKS`].
+pub fn question(tx: &Row) -> Key {
+    Key(vec![tx.0[3].clone(), Value::Int(tx.0[1].as_int().unwrap_or_default() % 3)])
+}
+
+/// What a node calls every sender at a block.
+pub fn name(at: BlockRef) -> Value {
+    Value::text(format!("as of {at}"))
+}
+
+fn asked(key: &Key, name: Value, at: Height) -> (&'static str, Row) {
+    (ASKS.name, Row(vec![key.0[0].clone(), key.0[1].clone(), name, Value::height(at)]))
 }
 
 /// The processors of one process.

@@ -10,6 +10,7 @@
 //! The app store knows nothing of the raw store but its uuid and the reorgs that it applied. The order of locks is: the gate, the row
 //! of what was applied, leases by number, checkpoints by name, tables as the catalog has them, keys ascending.
 
+pub mod answers;
 mod dump;
 mod errors;
 mod fork;

@@ -96,8 +96,8 @@ pub trait DerivedReader: Send + Sync {
 /// A consistent view. No row above the checkpoint of the service that writes its table can be seen in it:
 ///
 /// * events (`block_height`) above it are left out.
-/// * answers and content are shown whatever the checkpoint: `asked_at_height` is when, not what. Only while a reorg is being applied, answers
-///   that were asked above its common block are left out.
+/// * answers and content are shown whatever the checkpoint: `asked_at_height` is when, not what. Only while a reorg is being applied, an answer
+///   that was asked above its common block is read through the undo table: the one that was asked at the highest block below, if there is one.
 /// * state is that of the checkpoint: a row whose `last_height` is above it is read through the undo table, and where the undo
 ///   table says that it did not exist it is left out.
 #[async_trait]
@@ -125,7 +125,7 @@ pub trait DerivedSnapshot: Send + Sync {
     /// The rows with these keys, in the same order; `None` where there is none.
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>>;
 
-    /// Rows along an index. On a table of state by an index that is ordered by state it is [`crate::StoreError::NotYet`] while a reorg
+    /// Rows along an index. On a table of state or answers, by an index that is ordered by more than the key, it is [`crate::StoreError::NotYet`] while a reorg
     /// is being applied.
     async fn scan(&self, scan: &Scan) -> Result<ScanPage>;
 

@@ -24,6 +24,15 @@ pub struct CheckedRows {
     pub rows: BTreeMap<Key, Row>,
 }
 
+/// Answers of one table: of each key one for each block that was asked at.
+#[derive(Debug)]
+pub struct CheckedAnswers {
+    /// The table.
+    pub table: Arc<Table>,
+    /// Its rows by key and height.
+    pub rows: BTreeMap<Key, BTreeMap<Height, Row>>,
+}
+
 /// State of one table, each key once.
 #[derive(Debug)]
 pub struct CheckedStates {
@@ -36,8 +45,10 @@ pub struct CheckedStates {
 /// The rows of a commit whose shape is right, in the order in which they are written.
 #[derive(Debug)]
 pub struct CheckedChunk {
-    /// Events, answers and content, by the catalog's order.
+    /// Events and content, by the catalog's order.
     pub rows: Vec<CheckedRows>,
+    /// Answers, by the catalog's order.
+    pub answers: Vec<CheckedAnswers>,
     /// State, by the catalog's order.
     pub states: Vec<CheckedStates>,
     /// Tables of events whose rows of the chunk go first.
@@ -49,7 +60,7 @@ pub struct CheckedChunk {
 impl CheckedChunk {
     /// Checks a commit before anything is locked: [`StoreError::Invalid`] for one that makes no sense, and
     /// [`StoreError::Corrupt`] for two event rows of one key with different fields. Rows that come twice are one (P01); of answers with one key
-    /// the last counts, of content the first.
+    /// and height the last counts, of content the first.
     pub fn new(catalog: &Catalog, lease: &WorkerLease, commit: &ChunkCommit) -> Result<CheckedChunk> {
         let invalid = |what: String| {
             Err(StoreError::Invalid(format!("commit of {} by {}: {what}", commit.chunk, lease.service)))
@@ -81,15 +92,21 @@ impl CheckedChunk {
             )))
         };
         let mut rows: BTreeMap<usize, CheckedRows> = BTreeMap::new();
+        let mut answers: BTreeMap<usize, CheckedAnswers> = BTreeMap::new();
         let mut reaches = commit.chunk.end();
         for part in &commit.rows {
             let table = table(part.table)?;
             let place = place(catalog, &table);
-            let checked = rows.entry(place).or_insert_with(|| CheckedRows { table, rows: BTreeMap::new() });
             for row in &part.rows {
-                let height = check_row(&checked.table, row, commit.chunk)?;
-                reaches = reaches.max(height.map_or(Height::ZERO, Height::next));
-                add_row(checked, row)?;
+                let Some(height) = check_row(&table, row, commit.chunk)? else {
+                    let empty = || CheckedRows { table: table.clone(), rows: BTreeMap::new() };
+                    add_row(rows.entry(place).or_insert_with(empty), row)?;
+                    continue;
+                };
+                reaches = reaches.max(height.next());
+                let empty = || CheckedAnswers { table: table.clone(), rows: BTreeMap::new() };
+                let checked = answers.entry(place).or_insert_with(empty);
+                checked.rows.entry(table.key_of(row)).or_default().insert(height, row.clone());
             }
         }
         let mut states: BTreeMap<usize, CheckedStates> = BTreeMap::new();
@@ -111,6 +128,7 @@ impl CheckedChunk {
         }
         Ok(CheckedChunk {
             rows: rows.into_values().collect(),
+            answers: answers.into_values().collect(),
             states: states.into_values().collect(),
             replaces,
             reaches,
@@ -183,11 +201,15 @@ fn check_state(table: &Table, state: &StateRow, commit: &ChunkCommit) -> Result<
     Ok(key)
 }
 
+/// A key for people.
+pub(super) fn key_text(key: &Key) -> String {
+    key.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
 /// An event row that is there already with other fields: nothing on one fork can make it, so something is damaged.
 pub fn other_fields(table: &Table, key: &Key) -> StoreError {
-    let key: Vec<String> = key.0.iter().map(ToString::to_string).collect();
     StoreError::Corrupt {
-        place: format!("table {}, key {}", table.name(), key.join(",")),
+        place: format!("table {}, key {}", table.name(), key_text(key)),
         what: "the row is there already, with other fields".into(),
     }
 }

@@ -29,7 +29,8 @@ pub enum TableClass {
     /// The present state of things, folded from events in chain order. A reorg restores rows from the undo table. Rows are never
     /// deleted by a folder. Has a column `last_height`.
     State,
-    /// What a node was asked. A reorg deletes rows that were asked above the common block. Has a column `asked_at_height`.
+    /// What a node was asked. Of a key the answer that was asked at the highest block counts; a reorg deletes those that were asked above the
+    /// common block, and restores the ones whose place they took ([`super::answers`]). Has a column `asked_at_height`.
     Answers,
     /// Keyed by its content, and so true for ever: written once, untouched by reorgs.
     Content,
@@ -196,9 +197,9 @@ impl Table {
             .ok_or_else(|| StoreError::Invalid(format!("table {} has no index {name}", self.def.name)))
     }
 
-    /// Whether an index is ordered by something that folding changes: anything but the key.
+    /// Whether an index is ordered by something that changes, and that a reorg restores: by anything but the key, in a table of state or answers.
     pub fn is_ordered_by_state(&self, index: Option<&str>) -> Result<bool> {
-        Ok(self.def.class == TableClass::State
+        Ok(matches!(self.def.class, TableClass::State | TableClass::Answers)
             && self.index_columns(index)?.iter().any(|column| !self.key.contains(column)))
     }
 

@@ -22,8 +22,9 @@ pub struct TableRows {
     /// The table's name.
     pub table: &'static str,
     /// Whole rows. In a table of events a row that is there already, with the same fields, is left as it is (a chunk done
-    /// twice); with other fields it is [`crate::StoreError::Corrupt`] and nothing is written. In one of answers or content: answers
-    /// replace, content stays.
+    /// twice); with other fields it is [`crate::StoreError::Corrupt`] and nothing is written. Content that
+    /// is there stays. Of answers several of one key may come, asked at several heights; each takes its place among those that are there by the height, and the
+    /// highest is the one that is read ([`super::answers`]).
     pub rows: Vec<Row>,
 }
 
@@ -98,7 +99,7 @@ pub trait DerivedWriter: Send + Sync {
     ///    also `folded_at`) and up to `max(R, begun)` has its first orphan below the chunk's end, or at or below a height at which an answer in
     ///    it was asked. Entries up to `begun` are taken from this store, newer
     ///    ones from the [`ReadMark`];
-    /// 4. write the rows in key order; forget quarantined heights of the chunk and remember those of the commit; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
+    /// 4. write the rows in key order, and for answers at or above `finalized` what they replace in the undo table; forget quarantined heights of the chunk and remember those of the commit; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
     ///    `parent_id` as its id (or has no id yet).
     ///
     /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.
@@ -226,8 +227,8 @@ pub trait ReorgApplier: Send + Sync {
     /// Begun already: changes nothing.
     async fn begin_apply(&self, entry: &ReorgEntry) -> Result<()>;
 
-    /// Deletes event rows and answers above the common block and restores state from the undo table, whose rows go in the same
-    /// transaction; at most about `max_rows` at a call.
+    /// Deletes event rows and answers above the common block and restores state and replaced answers from the undo table, whose rows go in the same
+    /// transaction; at most about `max_rows` at a call. An answer that has undo rows goes with them, and not before.
     async fn apply_step(&self, entry_id: u64, max_rows: usize) -> Result<ApplyProgress>;
 
     /// Moves `applied` to the entry; [`crate::StoreError::Invalid`] while rows are left.

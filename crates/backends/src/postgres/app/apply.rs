@@ -9,11 +9,13 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use bytes::Bytes;
 use cairn_core::{BlockRef, Height};
+use cairn_store::derived::answers;
 use cairn_store::derived::rules;
 use cairn_store::derived::{ApplyProgress, ForkState, Key, ReorgApplier, Row, TableClass};
 use cairn_store::{ReorgEntry, ReorgMark, Result, StoreError};
 use futures::FutureExt;
 
+use super::answers::decode;
 use super::commit::write_arrays;
 use super::fault::Fault;
 use super::lease::{CHECKPOINT_COLUMNS, FORKS, checkpoint_of, column, forks_of, mark_of, not_adopted};
@@ -154,18 +156,16 @@ async fn step(shared: &Shared, entry_id: u64, max_rows: usize) -> Faulty<ApplyPr
     demand_undo(&tx, above).await?;
     by_index(&tx).await?;
     let mut left = max_rows as u64;
+    left = left.saturating_sub(restore(&tx, above, left).await?);
+    // Answers that are above once all undo rows are gone have replaced none.
     for table in shared.tables.iter() {
+        if left == 0 {
+            break;
+        }
         let Some(height) = deleted_by_height(table) else { continue };
         let deleted =
             tx.execute(&delete_from_top(&table.name, height), &[&int(above), &int_of(left)]).await?;
         left = left.saturating_sub(deleted);
-        if left == 0 {
-            break;
-        }
-    }
-    if left > 0 {
-        let restored = restore(&tx, above, left).await?;
-        left = left.saturating_sub(restored);
     }
     let is_clean = left > 0 || first_left(&tx, above).await?.is_none();
     tx.commit("apply_step").await?;
@@ -218,8 +218,8 @@ const TAKE_UNDO: &str = "WITH keys AS MATERIALIZED (
      WHERE u.table_name = c.table_name AND u.key = c.key AND u.height >= $1
      RETURNING u.table_name, u.key, u.height, u.previous";
 
-/// Restores rows of state, each at once to what it was at the common block, and deletes their undo rows, about `max_rows` of them;
-/// how many there were.
+/// Restores rows of state and answers, each at once to what it was at the common block, and deletes their undo rows, about `max_rows` of them;
+/// how many there were: fewer than `max_rows` only where none is left.
 async fn restore(tx: &Tx<'_>, above: Height, max_rows: u64) -> Faulty<u64> {
     let taken = tx.query(TAKE_UNDO, &[&int(above), &int_of(max_rows)]).await?;
     // By table and key: the lowest height, and what the row was before it.
@@ -238,7 +238,7 @@ async fn restore(tx: &Tx<'_>, above: Height, max_rows: u64) -> Faulty<u64> {
         }
     }
     for (name, rows) in wanted {
-        restore_table(tx, tx.shared.table(&name)?, rows).await?;
+        restore_table(tx, tx.shared.table(&name)?, rows, above).await?;
     }
     Ok(taken.len() as u64)
 }
@@ -247,19 +247,17 @@ async fn restore_table(
     tx: &Tx<'_>,
     table: &PgTable,
     wanted: BTreeMap<Bytes, (i64, Option<Bytes>)>,
+    above: Height,
 ) -> Faulty<()> {
     let mut rows: Vec<Row> = Vec::new();
     let mut gone: Vec<Key> = Vec::new();
     for (key, (_, previous)) in wanted {
+        let mut previous = previous.map(|previous| decode(table, &previous)).transpose()?;
+        if table.table.def().class == TableClass::Answers {
+            previous = answers::below(&table.table, previous, above)?;
+        }
         match previous {
-            Some(previous) => {
-                let row = Row::decode(&previous)?;
-                let wrong = |error: StoreError| {
-                    corrupt(format!("an undo row of table {}", table.table.name()), error.to_string())
-                };
-                table.table.check(&row).map_err(wrong)?;
-                rows.push(row);
-            }
+            Some(row) => rows.push(row),
             None => gone.push(Key::decode(&key)?),
         }
     }
@@ -313,8 +311,8 @@ async fn first_left(tx: &Tx<'_>, above: Height) -> Faulty<Option<String>> {
     Ok(None)
 }
 
-/// Demands that every change of state from this height on can be undone. Commits see to it above finality; only a reorg that reaches
-/// below it, which no raw store makes, costs more than one look.
+/// Demands that every change of state from this height on can be undone, and every answer that may have taken another's place. Commits see to it above
+/// finality; only a reorg that reaches below it, which no raw store makes, costs more than one look.
 async fn demand_undo(tx: &Tx<'_>, above: Height) -> Faulty<()> {
     const DEEP: &str = "SELECT service_name FROM app.indexing_checkpoints WHERE undo_floor > $1";
     const LOST: &str = "SELECT k.n FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, n) WHERE NOT EXISTS (
@@ -324,8 +322,17 @@ async fn demand_undo(tx: &Tx<'_>, above: Height) -> Faulty<()> {
         deep.push(column::<&str>(&row, 0)?.to_owned());
     }
     for table in tx.shared.tables.iter() {
-        let (TableClass::State, Some(height)) = (table.table.def().class, &table.height) else { continue };
+        let (class, Some(height)) = (table.table.def().class, &table.height) else { continue };
         if !deep.iter().any(|service| service == table.table.def().service) {
+            continue;
+        }
+        if class == TableClass::Answers {
+            let above_it = format!("SELECT 1 FROM {} WHERE {height} >= $1 LIMIT 1", table.name);
+            if tx.query_opt(&above_it, &[&int(above)]).await?.is_some() {
+                return Err(answers::lost_undo(&table.table, above).into());
+            }
+        }
+        if class != TableClass::State {
             continue;
         }
         let changed = tx.query(&format!("{} WHERE {height} >= $1", table.all), &[&int(above)]).await?;

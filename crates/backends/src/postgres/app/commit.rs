@@ -9,9 +9,11 @@
 //! finished), the server refuses the COPY and the transaction is run again with `ON CONFLICT DO NOTHING`; then those rows are read and
 //! compared.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use bytes::Bytes;
-use cairn_core::HeightRange;
+use cairn_core::{Height, HeightRange};
 use cairn_store::derived::rules::{self, CheckedChunk};
 use cairn_store::derived::{
     ChunkCommit, Committed, DerivedWriter, Key, Row, StateRow, TableClass, WorkerLease,
@@ -19,6 +21,7 @@ use cairn_store::derived::{
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
 
+use super::answers;
 use super::fault::Fault;
 use super::lease::{
     CHECKPOINT_COLUMNS, FORKS, LEASE_COLUMNS, checkpoint_of, forks_of, lease_of, mark_of, not_adopted,
@@ -33,7 +36,7 @@ use crate::postgres::CopyBuf;
 use crate::postgres::error::corrupt;
 use crate::postgres::pool::Param;
 
-/// Undo rows below finality that a folder's commit deletes beside its own work: more than it adds.
+/// Undo rows below finality that a commit deletes beside its own work: more than it adds.
 const MIN_PRUNED: usize = 1_000;
 
 const COPY_UNDO: &str = "COPY app.state_undo (table_name, key, height, previous) FROM STDIN (FORMAT binary)";
@@ -42,9 +45,10 @@ const COPY_UNDO: &str = "COPY app.state_undo (table_name, key, height, previous)
 struct Prepared<'a> {
     lease: &'a WorkerLease,
     commit: &'a ChunkCommit,
-    reaches: cairn_core::Height,
+    reaches: Height,
     replaces: Vec<&'a PgTable>,
     rows: Vec<PreparedRows<'a>>,
+    answers: Vec<PreparedAnswers<'a>>,
     states: Vec<PreparedStates<'a>>,
     /// COPY data of the undo rows.
     undo: Vec<Bytes>,
@@ -56,6 +60,11 @@ struct PreparedRows<'a> {
     rows: Vec<(Key, Row)>,
     /// COPY data; for tables of events only.
     copy: Vec<Bytes>,
+}
+
+struct PreparedAnswers<'a> {
+    table: &'a PgTable,
+    rows: Vec<(Key, BTreeMap<Height, Row>)>,
 }
 
 struct PreparedStates<'a> {
@@ -110,6 +119,11 @@ fn prepare<'a>(shared: &'a Shared, lease: &'a WorkerLease, commit: &'a ChunkComm
         let copy = if is_events { encode(part.rows.values()) } else { Vec::new() };
         rows.push(PreparedRows { table, rows: part.rows.into_iter().collect(), copy });
     }
+    let mut answers = Vec::with_capacity(checked.answers.len());
+    for part in checked.answers {
+        let table = shared.table(part.table.name())?;
+        answers.push(PreparedAnswers { table, rows: part.rows.into_iter().collect() });
+    }
     let mut states = Vec::with_capacity(checked.states.len());
     let mut undo = CopyBuf::new();
     for part in checked.states.into_iter().filter(|part| !part.rows.is_empty()) {
@@ -130,6 +144,7 @@ fn prepare<'a>(shared: &'a Shared, lease: &'a WorkerLease, commit: &'a ChunkComm
         reaches: checked.reaches,
         replaces: commit.replaces.iter().map(|name| shared.table(name)).collect::<Result<Vec<_>>>()?,
         rows,
+        answers,
         states,
         undo_rows: undo.rows() as usize,
         undo: if undo.is_empty() { Vec::new() } else { undo.finish() },
@@ -241,13 +256,14 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
                 tx.copy_in(&part.table.copy, &part.copy).await?;
             }
             TableClass::Events { .. } => insert_and_compare(tx, part).await?,
-            TableClass::Content => {
+            _ => {
                 write_arrays(tx, &part.table.insert, &part.rows, |(_, row)| row).await?;
             }
-            _ => {
-                write_arrays(tx, &part.table.upsert, &part.rows, |(_, row)| row).await?;
-            }
         }
+    }
+    let mut undo_rows = prepared.undo_rows;
+    for part in &prepared.answers {
+        undo_rows += answers::write(tx, part.table, &part.rows, prepared.commit.finalized).await?;
     }
     for part in &prepared.states {
         let written = write_arrays(tx, &part.table.upsert, &part.rows, |state| &state.row).await?;
@@ -268,7 +284,7 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
     if !prepared.undo.is_empty() {
         tx.copy_in(COPY_UNDO, &prepared.undo).await?;
     }
-    if !prepared.states.is_empty() {
+    if !prepared.states.is_empty() || !prepared.answers.is_empty() {
         const PRUNE: &str =
             "DELETE FROM app.state_undo WHERE ctid = ANY (ARRAY(SELECT ctid FROM app.state_undo
              WHERE height < $1 AND table_name = ANY ($3) ORDER BY height LIMIT $2 FOR UPDATE SKIP LOCKED))";
@@ -277,8 +293,10 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
             "UPDATE app.indexing_checkpoints SET undo_floor = $2 WHERE service_name = $1 AND undo_floor < $2";
         let finalized = int(prepared.commit.finalized);
         tx.execute(FLOOR, &[&prepared.lease.service, &finalized]).await?;
-        let limit = int_of((prepared.undo_rows * 2).max(MIN_PRUNED) as u64);
-        let tables: Vec<&str> = prepared.states.iter().map(|part| part.table.table.name()).collect();
+        let limit = int_of((undo_rows * 2).max(MIN_PRUNED) as u64);
+        let answers = prepared.answers.iter().map(|part| part.table.table.name());
+        let tables: Vec<&str> =
+            answers.chain(prepared.states.iter().map(|part| part.table.table.name())).collect();
         tx.execute(PRUNE, &[&finalized, &limit, &tables]).await?;
     }
     Ok(())

@@ -19,6 +19,7 @@
 //! **Shutdown.** Dropping the last handle closes idle connections. A verb whose caller goes away is rolled back, unless its COMMIT
 //! was sent.
 
+mod answers;
 mod apply;
 mod commit;
 mod coordinate;

@@ -96,6 +96,11 @@ impl<'a> Walk<'a> {
             || leaves_all_out(&self.scan.upper)
     }
 
+    /// Whether rows that are hidden may have been others before.
+    fn is_read_through(&self) -> bool {
+        matches!(self.table.table.def().class, TableClass::State | TableClass::Answers)
+    }
+
     /// The place of a row: the index's columns after the prefix.
     fn place(&self, row: &Row) -> Vec<Value> {
         self.columns[self.scan.prefix.len()..].iter().map(|&at| row.0[at].clone()).collect()
@@ -107,8 +112,7 @@ impl<'a> Walk<'a> {
             return Ok(page);
         }
         let conn = snapshot.conn()?;
-        let may_skip = !self.filters.is_empty()
-            || (self.table.table.def().class == TableClass::State && !snapshot_is_settled(snapshot));
+        let may_skip = !self.filters.is_empty() || (self.is_read_through() && !snapshot_is_settled(snapshot));
         let mut examined = 0;
         let mut batch = FIRST_ROWS;
         let mut after: Option<Vec<Value>> = None;
@@ -119,7 +123,7 @@ impl<'a> Walk<'a> {
             let is_more = found.len() > wanted;
             found.truncate(wanted);
             let places: Vec<Vec<Value>> = found.iter().map(|row| self.place(row)).collect();
-            let rows = snapshot.at_checkpoint(&conn, self.table, found).await?;
+            let rows = snapshot.as_seen(&conn, self.table, found).await?;
             let count = rows.len();
             for (n, (row, place)) in rows.into_iter().zip(places).enumerate() {
                 examined += 1;
@@ -225,7 +229,7 @@ impl<'a> Walk<'a> {
         if self.table.table.def().class == TableClass::State {
             return;
         }
-        if let Some(hidden_from) = self.hidden_from {
+        if let Some(hidden_from) = self.hidden_from.filter(|_| !self.is_read_through()) {
             let param = sql.param(at, &Value::height(hidden_from));
             sql.conditions.push(format!("{name} < {param}"));
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
+use cairn_store::derived::answers;
 use cairn_store::derived::{
     DerivedCheckpoint, DerivedReader, DerivedSnapshot, ForkState, Key, LeaseFilter, MAX_ATTEMPTS,
     Quarantined, Rebuild, Row, Scan, ScanPage, TableClass, WorkerLease,
@@ -149,7 +150,7 @@ impl PgSnapshot {
         table_of(&self.tables, name)
     }
 
-    /// Rows of this table at or above this height are not to be seen; `None`: all are. For state: are to be read through the undo table.
+    /// Rows of this table at or above this height are not to be seen; `None`: all are. State and answers are to be read through the undo table there.
     pub(super) fn hidden_from(&self, table: &PgTable) -> Option<Height> {
         let next =
             || self.checkpoint(table.table.def().service).map_or(Height::ZERO, |checkpoint| checkpoint.next);
@@ -160,8 +161,9 @@ impl PgSnapshot {
         }
     }
 
-    /// State as it was at the checkpoint, for rows as they are: through the undo table where they are above it.
-    pub(super) async fn at_checkpoint(
+    /// State as it was at the checkpoint, and answers as they were below the reorg under way, for rows as they are: through the undo table where they
+    /// are above it.
+    pub(super) async fn as_seen(
         &self,
         conn: &PgConn,
         table: &PgTable,
@@ -170,10 +172,12 @@ impl PgSnapshot {
         const UNDO: &str = "SELECT k.n, u.previous FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, n)
              CROSS JOIN LATERAL (SELECT previous FROM app.state_undo u WHERE u.table_name = $1 AND u.key = k.key AND u.height >= $3
                                  ORDER BY u.table_name, u.key, u.height LIMIT 1) u";
-        if table.table.def().class != TableClass::State {
-            return Ok(rows.into_iter().map(Some).collect());
-        }
-        let hidden_from = self.hidden_from(table).unwrap_or(Height::ZERO);
+        let class = table.table.def().class;
+        let hidden_from = match (class, self.hidden_from(table)) {
+            (TableClass::State, hidden_from) => hidden_from.unwrap_or(Height::ZERO),
+            (TableClass::Answers, Some(hidden_from)) => hidden_from,
+            _ => return Ok(rows.into_iter().map(Some).collect()),
+        };
         let is_above = |row: &Row| {
             let at = table.table.height_column();
             at.and_then(|at| row.0[at].as_height()).is_none_or(|height| height >= hidden_from)
@@ -190,7 +194,7 @@ impl PgSnapshot {
             .collect();
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_ref()).collect();
         let found = conn.query(UNDO, &[&table.table.name(), &keys, &int(hidden_from)]).await?;
-        if found.len() != above.len() {
+        if class == TableClass::State && found.len() != above.len() {
             return Err(corrupt(
                 format!("table {}", table.table.name()),
                 format!(
@@ -201,12 +205,18 @@ impl PgSnapshot {
                 ),
             ));
         }
+        // An answer without an undo row was the first one.
+        above.iter().for_each(|&at| rows[at] = None);
         for row in &found {
             let place: i64 = column(row, 0)?;
             let previous: Option<&[u8]> = column(row, 1)?;
             let at = usize::try_from(place - 1).ok().and_then(|place| above.get(place).copied());
             let at = at.ok_or_else(|| corrupt("app.state_undo", "an answer to nothing that was asked"))?;
-            rows[at] = previous.map(Row::decode).transpose()?;
+            let previous = previous.map(Row::decode).transpose()?;
+            rows[at] = match class {
+                TableClass::Answers => answers::below(&table.table, previous, hidden_from)?,
+                _ => previous,
+            };
         }
         Ok(rows)
     }
@@ -261,7 +271,7 @@ impl DerivedSnapshot for PgSnapshot {
                 places.push(done + usize::try_from(place - 1).unwrap_or(0));
                 rows.push(table.read(row, 1)?);
             }
-            let rows = self.at_checkpoint(&conn, table, rows).await?;
+            let rows = self.as_seen(&conn, table, rows).await?;
             for (place, row) in places.into_iter().zip(rows) {
                 answer[place] = row.filter(|row| !is_hidden(table, row, hidden_from));
             }

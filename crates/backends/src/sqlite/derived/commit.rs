@@ -2,12 +2,15 @@
 
 use async_trait::async_trait;
 use cairn_core::Height;
-use cairn_store::derived::rules::{self, CheckedChunk, CheckedStates};
+use cairn_store::derived::answers::Answers;
+use cairn_store::derived::rules::{self, CheckedAnswers, CheckedChunk, CheckedStates};
 use cairn_store::derived::{ChunkCommit, Committed, DerivedWriter, LeaseKind, WorkerLease};
 use cairn_store::{Result, StoreError};
 use rusqlite::params;
 
 use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, leases, quarantined, rows, sql};
+
+const INSERT_UNDO: &str = "INSERT OR REPLACE INTO state_undo VALUES (?1, ?2, ?3, ?4)";
 
 /// Undo rows that one commit deletes because finality has passed them, beyond as many as it writes.
 const PRUNE_ROWS: usize = 256;
@@ -65,24 +68,55 @@ impl Write<'_> {
         }
         quarantined::remember(self.tx, service, &commit.quarantined)?;
         let mut undone = 0;
+        for part in &checked.answers {
+            undone += self.write_answers(part, commit.finalized)?;
+        }
         for part in &checked.states {
             undone += self.write_states(part, commit)?;
         }
         // What is final in the raw snapshot of a reorg that isn't applied yet may still have to be undone here.
-        if !checked.states.is_empty() && commit.read.reorg_id <= forks.state.applied.id {
+        let may_undo = !checked.states.is_empty() || !checked.answers.is_empty();
+        if may_undo && commit.read.reorg_id <= forks.state.applied.id {
             forks::prune_undo(self.tx, commit.finalized, undone + PRUNE_ROWS)?;
         }
         Ok(Committed { lease, checkpoint: moved.unwrap_or(checkpoint) })
+    }
+
+    /// Lays answers among those that are there; how many undo rows that writes.
+    fn write_answers(&self, part: &CheckedAnswers, finalized: Height) -> Result<usize> {
+        let table = self.tables.get(part.table.name())?;
+        let mut insert = self.tx.prepare_cached(INSERT_UNDO).map_err(db)?;
+        let mut undone = 0;
+        let mut newest = Vec::with_capacity(part.rows.len());
+        let mut floor = Height::ZERO;
+        for (key, laid) in &part.rows {
+            let encoded = key.encode();
+            let undo = forks::undo_of(self.tx, table, &encoded)?;
+            let mut answers = Answers::new(&part.table, rows::find(self.tx, table, key)?, undo)?;
+            laid.iter().for_each(|(height, row)| answers.lay(*height, row.clone()));
+            let change = answers.change(finalized);
+            for (height, before) in &change.undo {
+                let before = before.encode();
+                insert
+                    .execute(params![sql(*height), part.table.name(), encoded.as_ref(), before.as_ref()])
+                    .map_err(db)?;
+            }
+            undone += change.undo.len();
+            floor = floor.max(change.undo_floor);
+            newest.extend(change.row);
+        }
+        if floor > Height::ZERO {
+            forks::raise_undo_floor(self.tx, part.table.name(), floor)?;
+        }
+        rows::write(self.tx, table, &newest)?;
+        Ok(undone)
     }
 
     /// Writes state with its undo rows; how many of these there are.
     fn write_states(&self, part: &CheckedStates, commit: &ChunkCommit) -> Result<usize> {
         let (chunk, finalized) = (commit.chunk, commit.finalized);
         let table = self.tables.get(part.table.name())?;
-        let mut insert = self
-            .tx
-            .prepare_cached("INSERT OR REPLACE INTO state_undo VALUES (?1, ?2, ?3, ?4)")
-            .map_err(db)?;
+        let mut insert = self.tx.prepare_cached(INSERT_UNDO).map_err(db)?;
         let mut undone = 0;
         // Changes below finality have no undo rows, and neither has one at the finalised height itself, where the folder gives none.
         let mut floor = if chunk.start() < finalized { chunk.end().min(finalized) } else { Height::ZERO };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use cairn_core::Height;
+use cairn_store::derived::answers;
 use cairn_store::derived::rules::{self, LeaseFate};
 use cairn_store::derived::{
     ApplyProgress, ForkMark, ForkState, Key, ReorgApplier, Row, TableClass, WorkerLease,
@@ -96,6 +97,24 @@ pub(super) fn raise_undo_floor(conn: &Connection, table: &str, floor: Height) ->
     Ok(())
 }
 
+/// All undo rows of one key, each with its height.
+pub(super) fn undo_of(conn: &Connection, table: &TableSql, key: &[u8]) -> Result<Vec<(Height, Option<Row>)>> {
+    let undo: Vec<(i64, Option<Vec<u8>>)> = conn
+        .prepare_cached(
+            "SELECT height, before_row FROM state_undo INDEXED BY state_undo_row WHERE table_name = ?1 AND row_key = ?2",
+        )
+        .and_then(|mut statement| {
+            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+            statement.query_map(params![table.table.name(), key], row)?.collect()
+        })
+        .map_err(db)?;
+    let decoded = undo.into_iter().map(|(height, before)| {
+        let before = before.map(|bytes| decode_row(table, &bytes)).transpose()?;
+        Ok((Height(height.unsigned_abs()), before))
+    });
+    decoded.collect()
+}
+
 /// Deletes undo rows below a height, lowest first: at most `max_rows`. Returns how many.
 pub(super) fn prune_undo(conn: &Connection, below: Height, max_rows: usize) -> Result<u64> {
     let doomed: Vec<(i64, String, Vec<u8>)> = conn
@@ -176,7 +195,7 @@ impl Write<'_> {
         Ok((forks, first_orphan))
     }
 
-    /// Demands that every change of state from this height on has its undo row.
+    /// Demands that every change of state, and every answer that took another's place, from this height on has its undo row.
     fn demand_undo(&self, first_orphan: Height) -> Result<()> {
         let lost: Option<(String, i64)> = self
             .tx
@@ -199,7 +218,8 @@ impl Write<'_> {
     fn apply_step(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<ApplyProgress> {
         // `first_orphan` is the height after a block's.
         let above = first_orphan.saturating_sub(1);
-        let mut left = max_rows;
+        // Answers that are above once all undo rows are gone have replaced none.
+        let mut left = self.restore(entry_id, first_orphan, max_rows)?;
         for table in self.tables.all() {
             if left == 0 {
                 break;
@@ -208,16 +228,14 @@ impl Write<'_> {
                 left = left.saturating_sub(rows::delete_above(self.tx, table, above, left)?);
             }
         }
-        if left > 0 {
-            self.restore_state(entry_id, first_orphan, left)?;
-        }
         Ok(if self.is_clean(first_orphan)? { ApplyProgress::Done } else { ApplyProgress::More })
     }
 
-    /// Restores rows of state in the order of their keys, so that each page of a table is written about once: the first undo row of a key
+    /// Restores rows of state and answers in the order of their keys, so that each page of a table is written about once: the first undo row of a key
     /// at or above `first_orphan` says what it was at the common block, and the others of that key go with it. The place where a step
-    /// ends is kept for the next one; nobody writes undo rows at these heights meanwhile (step 3 of a commit).
-    fn restore_state(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<()> {
+    /// ends is kept for the next one; nobody writes undo rows at these heights meanwhile (step 3 of a commit). Returns how many of `max_rows` are left: none
+    /// as long as there may be more.
+    fn restore(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<usize> {
         let restored: (String, Vec<u8>) = self
             .tx
             .prepare_cached("SELECT restored_table, restored_key FROM reorgs_applied WHERE id = ?1")
@@ -257,7 +275,10 @@ impl Write<'_> {
             let before: Option<Vec<u8>> =
                 find.query_row(params![height, name, key], |row| row.get(0)).map_err(db)?;
             let table = self.tables.get(&name)?;
-            let before = before.map(|bytes| decode_row(table, &bytes)).transpose()?;
+            let mut before = before.map(|bytes| decode_row(table, &bytes)).transpose()?;
+            if table.table.def().class == TableClass::Answers {
+                before = answers::below(&table.table, before, first_orphan)?;
+            }
             rows::restore(self.tx, table, &Key::decode(&key)?, before.as_ref())?;
             left = left.saturating_sub(delete.execute(params![name, key, sql(first_orphan)]).map_err(db)?);
             last = (name, key);
@@ -266,7 +287,7 @@ impl Write<'_> {
             .prepare_cached("UPDATE reorgs_applied SET restored_table = ?2, restored_key = ?3 WHERE id = ?1")
             .and_then(|mut statement| statement.execute(params![number(entry_id), last.0, last.1]))
             .map_err(db)?;
-        Ok(())
+        Ok(left)
     }
 
     /// Whether nothing is left to undo.

@@ -22,7 +22,7 @@ impl Write<'_> {
             if left == 0 {
                 return Ok(true);
             }
-            if table.table.def().class == TableClass::State {
+            if has_undo(table) {
                 left = left.saturating_sub(self.forget_undo(table, left)?);
                 if left == 0 {
                     return Ok(true);
@@ -70,13 +70,18 @@ impl Write<'_> {
             .map_err(db)?;
         let mut deleted = 0;
         for key in keys {
-            if table.table.def().class == TableClass::State {
+            if has_undo(table) {
                 undo.execute(params![table.table.name(), key.encode().as_ref()]).map_err(db)?;
             }
             deleted += rows::delete(self.tx, table, key)?;
         }
         Ok(deleted)
     }
+}
+
+/// Whether a table may have undo rows.
+fn has_undo(table: &TableSql) -> bool {
+    matches!(table.table.def().class, TableClass::State | TableClass::Answers)
 }
 
 #[async_trait]

@@ -66,7 +66,7 @@ fn demand_same(conn: &Connection, table: &TableSql, row: &Row) -> Result<()> {
     Err(rules::other_fields(&table.table, &key))
 }
 
-/// Puts a row of state back as it was, or takes it away.
+/// Puts a row of state, or an answer, back as it was, or takes it away.
 pub(super) fn restore(conn: &Connection, table: &TableSql, key: &Key, before: Option<&Row>) -> Result<()> {
     match before {
         Some(row) => execute(conn, &table.restore, &row.0).map_err(db)?,

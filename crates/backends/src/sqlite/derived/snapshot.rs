@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
+use cairn_store::derived::answers;
 use cairn_store::derived::{
     DerivedCheckpoint, DerivedSnapshot, ForkState, Key, LeaseFilter, Quarantined, Rebuild, Row, Scan,
     ScanPage, TableClass, Value, WorkerLease,
@@ -61,7 +62,13 @@ impl Bounds {
         let Some(height) = height else { return Ok(Some(row)) };
         let is_seen = match table.table.def().class {
             TableClass::Content => true,
-            TableClass::Answers => self.applying.is_none_or(|first_orphan| height < first_orphan),
+            TableClass::Answers => match self.applying {
+                Some(first_orphan) if height >= first_orphan => {
+                    let before = undo_row(conn, table, &table.table.key_of(&row), first_orphan)?;
+                    return answers::below(&table.table, before.flatten(), first_orphan);
+                }
+                _ => true,
+            },
             TableClass::Events { .. } => self.next.is_some_and(|next| height < next),
             TableClass::State => match self.next {
                 None => false,
@@ -76,6 +83,17 @@ impl Bounds {
 /// The row of state as it was before the block at `next`.
 fn before(conn: &Connection, table: &TableSql, row: &Row, next: Height) -> Result<Option<Row>> {
     let key = table.table.key_of(row);
+    undo_row(conn, table, &key, next)?.ok_or_else(|| {
+        let key: Vec<String> = key.0.iter().map(ToString::to_string).collect();
+        StoreError::Corrupt {
+            place: format!("table {}, key {}", table.table.name(), key.join(",")),
+            what: format!("the row was changed at or above height {next}, and no undo row says what it was"),
+        }
+    })
+}
+
+/// What the lowest undo row of a key at or above a height says; `None` where there is none.
+fn undo_row(conn: &Connection, table: &TableSql, key: &Key, from: Height) -> Result<Option<Option<Row>>> {
     let encoded = key.encode();
     let found: Option<Option<Vec<u8>>> = conn
         .prepare_cached(
@@ -83,22 +101,11 @@ fn before(conn: &Connection, table: &TableSql, row: &Row, next: Height) -> Resul
              WHERE table_name = ?1 AND row_key = ?2 AND height >= ?3 ORDER BY height LIMIT 1",
         )
         .and_then(|mut statement| {
-            let bounds = params![table.table.name(), encoded.as_ref(), sql(next)];
+            let bounds = params![table.table.name(), encoded.as_ref(), sql(from)];
             statement.query_row(bounds, |row| row.get(0)).optional()
         })
         .map_err(db)?;
-    match found {
-        Some(before) => before.map(|bytes| forks::decode_row(table, &bytes)).transpose(),
-        None => {
-            let key: Vec<String> = key.0.iter().map(ToString::to_string).collect();
-            Err(StoreError::Corrupt {
-                place: format!("table {}, key {}", table.table.name(), key.join(",")),
-                what: format!(
-                    "the row was changed at or above height {next}, and no undo row says what it was"
-                ),
-            })
-        }
-    }
+    found.map(|before| before.map(|bytes| forks::decode_row(table, &bytes)).transpose()).transpose()
 }
 
 /// Demands that values can stand in these columns.

@@ -8,8 +8,9 @@ use async_trait::async_trait;
 use cairn_core::Height;
 
 use super::MemoryDerived;
-use super::snapshot::no_undo;
+use super::snapshot::{answer_below, no_undo};
 use super::state::{Forks, State};
+use crate::derived::answers;
 use crate::derived::fork::{ForkMark, ForkState};
 use crate::derived::lease::WorkerLease;
 use crate::derived::rebuild::Rebuild;
@@ -52,7 +53,7 @@ impl ReorgApplier for MemoryDerived {
                 ));
             }
             demand_undo(state, first_orphan)?;
-            undo(state, first_orphan, max_rows);
+            undo(state, first_orphan, max_rows)?;
             Ok(if is_clean(state, first_orphan) { ApplyProgress::Done } else { ApplyProgress::More })
         })
     }
@@ -128,9 +129,12 @@ fn demand_begun(state: &State, entry_id: u64) -> Result<Height> {
     })
 }
 
-/// Demands that every state that has to be restored can be.
+/// Demands that every state that has to be restored can be, and that no answer that might have to be is forgotten.
 fn demand_undo(state: &State, first_orphan: Height) -> Result<()> {
     for (table, data) in state.catalog.tables().iter().zip(&state.tables) {
+        if table.def().class == TableClass::Answers && data.undo_floor > first_orphan {
+            return Err(answers::lost_undo(table, first_orphan));
+        }
         let Some(at) = table.height_column().filter(|_| table.def().class == TableClass::State) else {
             continue;
         };
@@ -145,28 +149,31 @@ fn demand_undo(state: &State, first_orphan: Height) -> Result<()> {
 }
 
 /// Undoes about `max_rows` rows.
-fn undo(state: &mut State, first_orphan: Height, max_rows: usize) {
+fn undo(state: &mut State, first_orphan: Height, max_rows: usize) -> Result<()> {
     let tables = state.catalog.tables().to_vec();
     let mut left = max_rows;
     for (place, table) in tables.iter().enumerate() {
-        if left == 0 {
-            return;
-        }
-        if table.def().class == TableClass::State {
-            let changed = state.tables[place].undo_by_height.range((first_orphan, Key(Vec::new()))..);
-            let keys: BTreeSet<Key> = changed.take(left).map(|(_, key)| key.clone()).collect();
-            for key in keys {
-                let data = state.table_mut(place);
-                let before = data.before(&key, first_orphan).cloned().flatten();
-                match before {
-                    Some(row) => data.put(table, key.clone(), row),
-                    None => {
-                        data.take(table, &key);
-                    }
+        let is_answers = table.def().class == TableClass::Answers;
+        let changed = state.tables[place].undo_by_height.range((first_orphan, Key(Vec::new()))..);
+        let keys: BTreeSet<Key> = changed.take(left).map(|(_, key)| key.clone()).collect();
+        for key in keys {
+            let data = state.table_mut(place);
+            let before = if is_answers {
+                answer_below(table, data, &key, first_orphan)?
+            } else {
+                data.before(&key, first_orphan).cloned().flatten()
+            };
+            match before {
+                Some(row) => data.put(table, key.clone(), row),
+                None => {
+                    data.take(table, &key);
                 }
-                left = left.saturating_sub(data.take_undo(&key, first_orphan..));
             }
-            continue;
+            left = left.saturating_sub(data.take_undo(&key, first_orphan..));
+        }
+        // Answers that are left above have replaced none.
+        if left == 0 {
+            return Ok(());
         }
         let doomed = rows_above(state, place, first_orphan, left);
         left -= doomed.len();
@@ -177,6 +184,7 @@ fn undo(state: &mut State, first_orphan: Height, max_rows: usize) {
             }
         }
     }
+    Ok(())
 }
 
 /// Keys of event rows or answers at `first_orphan` and above.

@@ -57,7 +57,9 @@ impl DerivedMaintenance for MemoryDerived {
                 let old = state.tables[place].undo_by_height.range(..(finalized, Key(Vec::new())));
                 let old: Vec<_> = old.take(max_rows - pruned).cloned().collect();
                 for (height, key) in old {
-                    pruned += state.table_mut(place).take_undo(&key, height..=height);
+                    let data = state.table_mut(place);
+                    pruned += data.take_undo(&key, height..=height);
+                    data.undo_floor = data.undo_floor.max(height.next());
                 }
             }
             Ok(pruned as u64)
@@ -119,6 +121,9 @@ fn reset(state: &mut State, service: &str, max_rows: usize) -> bool {
         }
         if !state.tables[place].rows.is_empty() || !state.tables[place].undo.is_empty() {
             return true;
+        }
+        if state.tables[place].undo_floor > Height::ZERO {
+            state.table_mut(place).undo_floor = Height::ZERO;
         }
     }
     let quarantined = state.quarantined.iter().filter(|block| block.service == service);

@@ -8,6 +8,7 @@ use cairn_core::{Height, HeightRange};
 use ruint::aliases::U256;
 
 use super::state::{State, TableData};
+use crate::derived::answers;
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
 use crate::derived::lease::{LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::{DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage};
@@ -64,7 +65,12 @@ impl View<'_> {
         };
         let is_seen = match class {
             TableClass::Content => true,
-            TableClass::Answers => self.applying.is_none_or(|first_orphan| height < first_orphan),
+            TableClass::Answers => match self.applying {
+                Some(first_orphan) if height >= first_orphan => {
+                    return answer_below(self.table, self.data, key, first_orphan);
+                }
+                _ => true,
+            },
             TableClass::Events { .. } => self.next.is_some_and(|next| height < next),
             TableClass::State => {
                 let Some(next) = self.next else { return Ok(None) };
@@ -177,6 +183,18 @@ impl AsRef<Key> for KeyOf<'_> {
             KeyOf::Made(key) => key,
         }
     }
+}
+
+/// The answer that a reorg leaves in the place of one that it takes away.
+pub(super) fn answer_below(
+    table: &Table,
+    data: &TableData,
+    key: &Key,
+    first_orphan: Height,
+) -> Result<Option<Arc<Row>>> {
+    let before = data.before(key, first_orphan).cloned().flatten();
+    let before = before.map(|row| Row::clone(&row));
+    Ok(answers::below(table, before, first_orphan)?.map(Arc::new))
 }
 
 /// State above the checkpoint without its undo row: it can't be said what it was.

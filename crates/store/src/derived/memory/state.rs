@@ -40,6 +40,8 @@ pub(super) struct TableData {
     /// The row as it was before the block at this height changed it.
     pub(super) undo: BTreeMap<Key, BTreeMap<Height, Option<Arc<Row>>>>,
     pub(super) undo_by_height: BTreeSet<(Height, Key)>,
+    /// Below this height finality left no undo rows.
+    pub(super) undo_floor: Height,
 }
 
 impl TableData {

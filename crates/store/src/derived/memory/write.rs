@@ -1,16 +1,19 @@
 //! The commit of a chunk.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cairn_core::Height;
 
 use super::MemoryDerived;
-use super::state::State;
+use super::state::{State, TableData};
+use crate::derived::answers::Answers;
 use crate::derived::lease::WorkerLease;
 use crate::derived::reader::QuarantinedBlock;
 use crate::derived::row::{Key, Row};
 use crate::derived::rules::{self, CheckedChunk, CheckedRows};
-use crate::derived::table::TableClass;
+use crate::derived::table::{Table, TableClass};
 use crate::derived::value::Value;
 use crate::derived::writer::{ChunkCommit, Committed, DerivedWriter};
 use crate::{Result, StoreError};
@@ -46,6 +49,14 @@ fn commit_chunk(
             demand_same(state, part)?;
         }
     }
+    let mut answers = Vec::new();
+    for part in checked.answers {
+        let place = state.place(part.table.name())?;
+        for (key, laid) in part.rows {
+            let change = answer(&part.table, &state.tables[place], &key, laid)?.change(commit.finalized);
+            answers.push((place, part.table.clone(), key, change));
+        }
+    }
 
     for table in &checked.replaces {
         let place = state.place(table.name())?;
@@ -60,11 +71,20 @@ fn commit_chunk(
     for part in checked.rows {
         let place = state.place(part.table.name())?;
         let data = state.table_mut(place);
-        let replaces = part.table.def().class == TableClass::Answers;
         for (key, row) in part.rows {
-            if replaces || !data.rows.contains_key(&key) {
+            if !data.rows.contains_key(&key) {
                 data.put(&part.table, key, Arc::new(row));
             }
+        }
+    }
+    for (place, table, key, change) in answers {
+        let data = state.table_mut(place);
+        data.undo_floor = data.undo_floor.max(change.undo_floor);
+        for (height, before) in change.undo {
+            data.put_undo(&key, height, Some(Arc::new(before)));
+        }
+        if let Some(row) = change.row {
+            data.put(&table, key, Arc::new(row));
         }
     }
     for part in checked.states {
@@ -87,6 +107,16 @@ fn commit_chunk(
     state.put_lease(lease.clone());
     state.put_checkpoint(checkpoint.clone());
     Ok(Committed { lease, checkpoint })
+}
+
+/// The answers of a key with those of a commit among them.
+fn answer(table: &Table, data: &TableData, key: &Key, laid: BTreeMap<Height, Row>) -> Result<Answers> {
+    let row = data.rows.get(key).map(|row| Row::clone(row));
+    let undo = data.undo.get(key).into_iter().flatten();
+    let undo = undo.map(|(height, before)| (*height, before.as_deref().cloned()));
+    let mut answers = Answers::new(table, row, undo)?;
+    laid.into_iter().for_each(|(height, row)| answers.lay(height, row));
+    Ok(answers)
 }
 
 /// Whether every event row that is there already is the same, field for field.

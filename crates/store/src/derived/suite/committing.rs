@@ -34,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
         tables_of_another_service_are_refused,
         p01_the_same_key_twice_in_one_batch_is_one_row,
         an_event_row_that_differs_is_damage,
-        answers_replace_and_content_stays,
+        newer_answers_replace_and_content_stays,
         a_refused_commit_writes_nothing,
         every_type_of_value_comes_back,
         many_rows_in_one_commit,
@@ -345,13 +345,13 @@ async fn an_event_row_that_differs_is_damage(factory: Arc<dyn DerivedFactory>) -
     subject.is_still(&before).await
 }
 
-async fn answers_replace_and_content_stays(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+async fn newer_answers_replace_and_content_stays(factory: Arc<dyn DerivedFactory>) -> CaseResult {
     let subject = Subject::new(&factory, Raw::with(30, 1)).await?;
     let asker = subject.claim(ASKER).await?;
     let answer = |name: &str, at| Row(vec![address(1), Value::text(name), Value::Int(at)]);
     let code = |byte| Row(vec![Value::bytes(b"h"), Value::bytes(&[byte])]);
     let mut lease = asker;
-    for (to, name, at) in [(2, "one", 20), (4, "two", 21), (6, "three", 5)] {
+    for (to, name, at) in [(2, "one", 20), (4, "two", 21), (6, "three", 21)] {
         let rows = vec![
             TableRows { table: NAMES.name, rows: vec![answer(name, at)] },
             TableRows { table: CODES.name, rows: vec![code(to as u8)] },

@@ -25,6 +25,7 @@ mod raw;
 mod subject;
 mod tables;
 
+mod answers;
 mod applying;
 mod committing;
 mod differential;
@@ -151,6 +152,7 @@ pub fn cases() -> Vec<Case> {
         committing::cases(),
         forks::cases(),
         applying::cases(),
+        answers::cases(),
         repairing::cases(),
         reading::cases(),
         rebuilding::cases(),

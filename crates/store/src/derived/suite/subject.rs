@@ -306,13 +306,15 @@ impl Subject {
         same_dump(&now.dump, &before.dump)
     }
 
-    /// Demands that its dump is that of a reference store that indexed the raw chain at once and never saw another.
+    /// Demands that its dump is that of a reference store that indexed the raw chain at once and never saw another, and that it has the same answers, which
+    /// dumps leave out.
     pub(super) async fn dumps_as_its_chain(&self) -> CaseResult {
         let mut raw = self.raw.clone();
         raw.reorgs.clear();
         let reference = Subject::reference(raw).await?;
         reference.index_all(1_000_000, 1_000_000).await?;
-        same_dump(&self.store.dump().await?, &reference.store.dump().await?)
+        same_dump(&self.store.dump().await?, &reference.store.dump().await?)?;
+        same("the answers", self.all(NAMES.name).await?, reference.all(NAMES.name).await?)
     }
 }
 
