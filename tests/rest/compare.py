@@ -87,7 +87,7 @@ def walk(pair):
             for suffix in ("", "?events=true", "/events", "/raw", "/transfers"):
                 pair.ask(path + suffix)
             addresses.update(v for k, v in transaction.items() if isinstance(v, str) and re.fullmatch("0x[0-9a-f]{40}", v))
-    for path in ("/v1/blocks?limit=7", "/v1/blocks?order=asc&limit=7", "/v1/transactions?limit=7", "/v1/flow/evm/blocks?limit=7", "/v1/flow/evm/gaps?limit=7", "/v1/flow/evm/absences?limit=7"):
+    for path in ("/v1/blocks?limit=7", "/v1/blocks?order=asc&limit=7", "/v1/transactions?limit=7", "/v1/flow/evm/blocks?limit=7", "/v1/flow/evm/gaps?limit=7", "/v1/flow/evm/absences?limit=7", "/v1/flow/evm/splits?limit=7"):
         pair.ask(path)
     for token in pair.ask("/v1/tokens?limit=50")[:SAMPLES]:
         address = token["address"]

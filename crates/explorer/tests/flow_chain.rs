@@ -369,8 +369,9 @@ fn a_rollback_forgets_no_table() {
         let world = World::new(vec![empty(0)]).await;
         world.derive().await;
         let before = world.dump().await;
-        let without_evm = raw_block(2, 0, u64::MAX, &[system(Vec::new())]);
-        world.append(vec![raw_block(1, 0, u64::MAX, &everything()), without_evm]).await;
+        let open = vec![evm_executed(102, 0, &Direct::call(0), &[], 0)];
+        let left_open = raw_block(2, 0, u64::MAX, &[with(open), system(Vec::new())]);
+        world.append(vec![raw_block(1, 0, u64::MAX, &everything()), left_open]).await;
         world.derive().await;
         world.check_leases(2).await;
         for table in flow_catalog().unwrap().tables() {

@@ -130,6 +130,50 @@ fn f04_evm_blocks_that_come_again_or_have_another_parent_are_named() {
     }
 }
 
+/// A Flow block with these transactions of the EVM block 6, each at its place; it closes the EVM block where that used the gas of so many.
+fn part(height: u64, places: &[u16], closed: Option<u64>) -> StoredBlock {
+    let executed = places.iter().map(|place| evm_executed(6, *place, &Direct::call((*place).into()), &[], 0));
+    let events = closed.map(|transactions| evm_closed(6, transactions));
+    flow_block(height, &[with(executed.collect()), system(events.into_iter().collect())])
+}
+
+#[test]
+fn f05_an_evm_block_in_several_flow_blocks_is_complete_when_its_parts_are() {
+    let cases: [(&[StoredBlock], &str, &str); 6] = [
+        // The system's transaction failed once, and twice; and there is nothing more to come.
+        (&[part(11, &[0], None), part(12, &[1, 2], Some(3))], "true", ""),
+        (&[part(11, &[0], None), part(12, &[1], None), part(13, &[], Some(2))], "true", ""),
+        (&[part(11, &[0], None)], "null", ""),
+        // Of what was missing in the middle, and at the end.
+        (&[part(11, &[0], None), part(12, &[2], Some(3))], "false", "2 transactions with 42000 gas of 63000"),
+        (
+            &[part(11, &[0, 1], None), part(12, &[], Some(3))],
+            "false",
+            "2 transactions with 42000 gas of 63000",
+        ),
+        // The worker that saw the only part has said it already.
+        (&[part(11, &[0], Some(2))], "false", ""),
+    ];
+    for (blocks, is_complete, said) in cases {
+        for chunk in 1..=blocks.len() {
+            let state = folded(names::EVM_CHAIN_WORKER, blocks, chunk);
+            let splits = state.table("evm_splits");
+            let of = |name: &str| column("evm_splits", &splits, name).join(",");
+            assert_eq!((of("evm_height"), of("is_complete")), ("6".into(), is_complete.into()), "{blocks:?}");
+            assert_eq!(
+                (of("first_height"), of("last_height")),
+                ("11".into(), (10 + blocks.len()).to_string())
+            );
+            let of_folder = state.errors.iter().filter(|one| one.severity == Severity::Fatal);
+            let told: Vec<&str> = of_folder.map(|one| one.message.as_str()).collect();
+            assert_eq!(told.len(), usize::from(!said.is_empty()), "{told:?}");
+            assert!(told.iter().all(|told| told.contains(said)), "{told:?}");
+        }
+    }
+    let whole = [part(11, &[0, 1], Some(2)), part(12, &[], None)];
+    assert!(folded(names::EVM_CHAIN_WORKER, &whole, 2).table("evm_splits").is_empty());
+}
+
 #[test]
 fn keys_are_counted_where_events_leave_their_index_out() {
     let blocks = [

@@ -663,12 +663,33 @@ fn f04_an_evm_block_that_is_closed_a_block_later_is_derived_where_it_was_execute
     let (tables, malformed) = map(names::EVM_WORKER, &early);
     assert_eq!((malformed, tables["evm_transactions"].len()), (vec![], 1));
     assert!(!tables.contains_key("evm_blocks"));
+    let part = |tables: &_| {
+        ["evm_height", "first_index", "transaction_count", "gas_used", "closed_gas_used", "is_wrong"]
+            .map(|name| told(tables, "evm_block_parts", name).join(","))
+    };
+    assert_eq!(part(&tables), ["6", "0", "1", "21000", "null", "false"]);
     let late = flow_block(
         12,
         &[with(vec![evm_executed(6, 1, &Direct::call(1), &[], 0)]), system(vec![evm_closed(6, 2)])],
     );
     let (tables, malformed) = map(names::EVM_WORKER, &late);
-    assert_eq!(malformed.len(), 1, "the logs before it aren't known here: {malformed:?}");
-    assert!(malformed[0].message.contains("the 1 transactions before it of EVM block 6"));
+    assert_eq!(malformed, [], "a block in two parts is no fault");
     assert_eq!((tables["evm_transactions"].len(), tables["evm_blocks"].len()), (1, 1));
+    assert_eq!(part(&tables), ["6", "1", "1", "21000", "42000", "false"]);
+    // Where block 12 has no EVM transaction, all of them stand in block 11.
+    let late = flow_block(12, &[system(vec![evm_closed(6, 1)])]);
+    let (tables, malformed) = map(names::EVM_WORKER, &late);
+    assert_eq!(malformed, []);
+    assert_eq!(part(&tables), ["6", "null", "0", "0", "21000", "false"]);
+    // A whole block is no part of one, whether or not anything is in it.
+    for whole in [
+        flow_block(12, &[system(vec![evm_closed(6, 0)])]),
+        flow_block(
+            12,
+            &[with(vec![evm_executed(6, 0, &Direct::call(0), &[], 0)]), system(vec![evm_closed(6, 1)])],
+        ),
+    ] {
+        let (tables, malformed) = map(names::EVM_WORKER, &whole);
+        assert_eq!((malformed, tables.contains_key("evm_block_parts")), (vec![], false));
+    }
 }

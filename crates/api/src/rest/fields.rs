@@ -89,6 +89,10 @@ impl<'a> Fields<'a> {
         self.need(name, "truth value", Value::as_bool)
     }
 
+    pub(crate) fn opt_boolean(&self, name: &str) -> Result<Option<bool>, Problem> {
+        self.may(name, "truth value", Value::as_bool)
+    }
+
     pub(crate) fn bytes(&self, name: &str) -> Result<Bytes, Problem> {
         self.need(name, "bytes", |value| value.as_bytes().cloned())
     }

@@ -235,6 +235,7 @@ pub fn router(state: RestState) -> Result<Router, serde_json::Error> {
         .routes(routes!(flow::history::list_evm_blocks))
         .routes(routes!(flow::gaps::list_evm_gaps))
         .routes(routes!(flow::gaps::list_evm_absences))
+        .routes(routes!(flow::gaps::list_evm_splits))
         .routes(routes!(logs::list_logs))
         .routes(routes!(stats::list_days))
         .routes(routes!(search::search))

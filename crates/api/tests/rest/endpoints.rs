@@ -162,6 +162,7 @@ async fn every_path_answers_as_its_document_says() {
         "/v1/flow/evm/absences",
         "/v1/flow/evm/blocks",
         "/v1/flow/evm/gaps",
+        "/v1/flow/evm/splits",
     ];
     let mut wanted = vec!["/v1/blocks/stream"];
     wanted.extend(of_flow);

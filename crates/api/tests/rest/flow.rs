@@ -170,6 +170,7 @@ async fn every_path_answers_on_flow_as_its_document_says() {
         format!("/v1/contracts/{contract}/versions"),
         "/v1/flow/evm/blocks?limit=3".into(),
         "/v1/flow/evm/absences?limit=3".into(),
+        "/v1/flow/evm/splits?limit=3".into(),
         format!("/v1/logs?address={log}"),
         "/v1/stats/daily".into(),
         format!("/v1/search?q={height}"),

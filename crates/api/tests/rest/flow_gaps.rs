@@ -196,6 +196,33 @@ fn narrow(world: &World, max_examined_rows: usize) -> World {
 }
 
 #[tokio::test(start_paused = true)]
+async fn f05_evm_blocks_in_several_flow_blocks_are_listed_with_whether_all_of_them_is_there() {
+    let flow = Flow::new().await;
+    let world = &flow.world;
+    let mut wanted = Vec::new();
+    let txs = || flow.ledger.evm_transactions.values().flatten();
+    for (height, block) in &flow.ledger.evm_blocks {
+        let of: Vec<_> = txs().filter(|tx| tx.evm_height == block.height).collect();
+        if of.iter().all(|tx| tx.height == *height) {
+            continue;
+        }
+        wanted.push(json!({
+            "evm_height": block.height.to_string(),
+            "from_height": of[0].height.to_string(),
+            "to_height": height.to_string(),
+            "transaction_count": of.len().to_string(),
+            "gas_used": block.gas_used.to_string(),
+            "closed_gas_used": block.gas_used.to_string(),
+            "is_complete": true,
+        }));
+    }
+    assert!(!wanted.is_empty());
+    assert_eq!(world.pages("/v1/flow/evm/splits?order=asc&limit=1&is_complete=true").await.0, wanted);
+    assert_eq!(world.pages("/v1/flow/evm/splits?is_complete=false").await.0, [] as [Value; 0]);
+    world.problem("/v1/flow/evm/splits?is_complete=perhaps", 400, "invalid-parameter").await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn f04_a_reorg_takes_a_gap_away() {
     let mut generator = generator();
     let flow = Flow::grown(&generator).await;

@@ -1,11 +1,12 @@
 //! `evm_transactions`, `evm_executions`, `evm_logs`, `evm_blocks`: the EVM on Flow. `evm_chain`, `evm_gaps` and `evm_absences`: whether it is whole, which it is,
-//! and which Flow blocks have none.
+//! and which Flow blocks have none. `evm_block_parts` and `evm_splits`: those that stand in several Flow blocks.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use cairn_explorer::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
 use cairn_explorer::tables::flow::evm::{EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
+use cairn_explorer::tables::flow::evm_splits::{EVM_BLOCK_PARTS, EVM_SPLITS};
 use cairn_flow_node::ledger::{EvmBlock, EvmTx};
 use sha2::{Digest, Sha256};
 
@@ -39,9 +40,10 @@ fn all<'l>(truth: &Truth<'l>) -> Result<Vec<(&'l EvmTx, TxAt<'l>)>> {
 /// `evm_transactions`.
 pub fn transactions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     let mut expected = Expected::of(&EVM_TRANSACTIONS)?;
-    let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+    // Of an EVM block in several Flow blocks, each counts from its own first transaction.
+    let mut used: BTreeMap<(u64, u64), u64> = BTreeMap::new();
     for (evm, at) in all(truth)? {
-        let cumulative = used.entry(evm.evm_height).or_default();
+        let cumulative = used.entry((evm.height, evm.evm_height)).or_default();
         *cumulative += evm.gas_used;
         // One that pays by the block's price says only what it pays at most.
         let fixed = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_none());
@@ -104,7 +106,8 @@ pub fn blocks(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         let at = last.get(&height).with_context(|| format!("block {height} has no transaction"))?;
         let mut row = vec![number(height), number(block.height), bytes(block.hash), bytes(block.parent)];
         row.extend([bytes(at.tx.id), number(at.index), number(at.time_ms), number(block.timestamp_s)]);
-        row.extend([number(block.gas_used), number(block.transactions)]);
+        let here = truth.ledger.evm_transactions.get(&height).map_or(0, Vec::len);
+        row.extend([number(block.gas_used), number(here)]);
         expected.add(row)?;
     }
     Ok(expected)
@@ -143,6 +146,75 @@ pub fn absences(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         if absent > 0 {
             expected.add(vec![number(block.height), number(height + 1), number(absent), number(next - 1)])?;
         }
+    }
+    Ok(expected)
+}
+
+/// A Flow block's part of an EVM block.
+struct Part {
+    height: u64,
+    evm_height: u64,
+    first_index: Option<u32>,
+    count: usize,
+    gas_used: u64,
+    closed_gas_used: Option<u64>,
+}
+
+/// Those of EVM blocks that stand in several Flow blocks, or are not closed yet.
+fn parts(truth: &Truth<'_>) -> Vec<Part> {
+    let mut parts: BTreeMap<(u64, u64), Part> = BTreeMap::new();
+    let part = |height, evm_height| Part {
+        height,
+        evm_height,
+        first_index: None,
+        count: 0,
+        gas_used: 0,
+        closed_gas_used: None,
+    };
+    for (height, block) in closed(truth) {
+        let closed_gas_used = Some(block.gas_used);
+        parts.insert((block.height, height), Part { closed_gas_used, ..part(height, block.height) });
+    }
+    for evm in truth.ledger.evm_transactions.range(..=truth.height).flat_map(|(_, txs)| txs) {
+        let at = (evm.evm_height, evm.height);
+        let part = parts.entry(at).or_insert_with(|| part(evm.height, evm.evm_height));
+        part.first_index.get_or_insert(evm.index);
+        (part.count, part.gas_used) = (part.count + 1, part.gas_used + evm.gas_used);
+    }
+    let of = |evm_height: u64| parts.range((evm_height, 0)..=(evm_height, u64::MAX)).count();
+    let is_whole = |part: &Part| part.closed_gas_used.is_some() && of(part.evm_height) == 1;
+    let split: Vec<(u64, u64)> =
+        parts.iter().filter(|(_, part)| !is_whole(part)).map(|(at, _)| *at).collect();
+    split.iter().filter_map(|at| parts.remove(at)).collect()
+}
+
+/// `evm_block_parts`.
+pub fn block_parts(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let mut expected = Expected::of(&EVM_BLOCK_PARTS)?;
+    for part in parts(truth) {
+        let mut row = vec![number(part.height), number(part.evm_height), part.first_index.and_then(number)];
+        row.extend([number(part.count), number(part.gas_used)]);
+        row.extend([part.closed_gas_used.and_then(number), boolean(false)]);
+        expected.add(row)?;
+    }
+    Ok(expected)
+}
+
+/// `evm_splits`.
+pub fn splits(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    let mut splits: BTreeMap<u64, Vec<Part>> = BTreeMap::new();
+    for part in parts(truth) {
+        splits.entry(part.evm_height).or_default().push(part);
+    }
+    let mut expected = Expected::of(&EVM_SPLITS)?;
+    for (evm_height, parts) in splits {
+        let (first, last) = parts.first().zip(parts.last()).context("a split has parts")?;
+        let count: usize = parts.iter().map(|part| part.count).sum();
+        let gas_used: u64 = parts.iter().map(|part| part.gas_used).sum();
+        let mut row = vec![number(evm_height), number(first.height), number(count), number(gas_used)];
+        row.extend([last.first_index.and_then(number), last.closed_gas_used.and_then(number)]);
+        row.extend([last.closed_gas_used.and_then(|_| boolean(true)), number(last.height)]);
+        expected.add(row)?;
     }
     Ok(expected)
 }

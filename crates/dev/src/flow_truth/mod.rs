@@ -38,6 +38,7 @@ use cairn_explorer::tables::flow::accounts::{
 };
 use cairn_explorer::tables::flow::contracts::{ACCOUNT_CONTRACTS, CONTRACT_VERSION_CODE, CONTRACT_VERSIONS};
 use cairn_explorer::tables::flow::evm::{EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
+use cairn_explorer::tables::flow::evm_splits::{EVM_BLOCK_PARTS, EVM_SPLITS};
 use cairn_explorer::tables::flow::fees::FEE_TRANSFERS;
 use cairn_explorer::tables::flow::nfts::{NFT_ASKS, NFT_RESOURCES};
 use cairn_explorer::tables::flow::transactions::{FLOW_TX_METRICS, TX_TAGS};
@@ -105,6 +106,8 @@ pub static COMPARISONS: &[Comparison] = &[
     of(&EVM_CHAIN, evm::chain),
     of(&EVM_GAPS, evm::gaps),
     of(&EVM_ABSENCES, evm::absences),
+    of(&EVM_BLOCK_PARTS, evm::block_parts),
+    of(&EVM_SPLITS, evm::splits),
     of(&TOKEN_CONTRACTS, answers::asked),
     of(&TOKENS, answers::tokens),
     of(&NFT_COLLECTIONS, answers::collections),

@@ -100,6 +100,10 @@ impl<'a> Fields<'a> {
         self.take("truth value", Value::as_bool)
     }
 
+    pub fn opt_boolean(&mut self) -> Result<Option<bool>, RowError> {
+        self.take("truth value", |value| if value.is_null() { Some(None) } else { value.as_bool().map(Some) })
+    }
+
     pub fn bytes(&mut self) -> Result<Bytes, RowError> {
         self.take("bytes", |value| value.as_bytes().cloned())
     }

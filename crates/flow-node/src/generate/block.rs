@@ -37,8 +37,26 @@ pub(super) fn id(parts: &[&[u8]]) -> Bytes {
 #[derive(Default)]
 pub(super) struct EvmBlock {
     pub hashes: Vec<B256>,
+    /// Logs of this Flow block: cairn's index of them begins anew in each.
     pub logs: u32,
     pub gas_used: u64,
+}
+
+impl EvmBlock {
+    /// What earlier Flow blocks have of one that none of them closed.
+    fn open(ledger: &Ledger, height: u64, evm_height: u64) -> EvmBlock {
+        let before = ledger.evm_transactions.range(..height).rev();
+        let mut txs: Vec<_> = before
+            .flat_map(|(_, txs)| txs.iter().rev())
+            .take_while(|tx| tx.evm_height == evm_height)
+            .collect();
+        txs.reverse();
+        EvmBlock {
+            hashes: txs.iter().map(|tx| tx.hash).collect(),
+            logs: 0,
+            gas_used: txs.iter().map(|tx| tx.gas_used).sum(),
+        }
+    }
 }
 
 /// A block while it is made.
@@ -73,6 +91,7 @@ impl<'g> BlockBuilder<'g> {
         let of_chain = |address: &FlowAddress| {
             ledger.accounts.last(address).is_none_or(|account| account.created_height.is_none())
         };
+        let evm = EvmBlock::open(ledger, height, counters.evm_height + 1);
         let actors = ledger.accounts.all().map(|(address, _)| *address);
         let actors: Vec<FlowAddress> = actors.filter(|address| !of_chain(address)).collect();
         BlockBuilder {
@@ -82,7 +101,7 @@ impl<'g> BlockBuilder<'g> {
             cast: Cast::of(options.network),
             height,
             counters,
-            evm: EvmBlock::default(),
+            evm,
             actors,
             fork,
             parent_id,

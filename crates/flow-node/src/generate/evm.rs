@@ -22,6 +22,8 @@ use crate::ledger::{ContractId, EvmAccount, EvmBlock, EvmLog, EvmTx};
 const SIGNERS: u64 = 6;
 /// Attoflow in a unit of 10^-8 FLOW.
 const ATTO: u64 = 10_000_000_000;
+/// How many of 256 EVM blocks with transactions a Flow block leaves open.
+const SPLITS_OF_256: u8 = 24;
 /// Events of the EVM's first blocks lack their newest fields.
 const SHORT_EVENTS_HEIGHTS: u64 = 60;
 
@@ -432,16 +434,25 @@ impl BlockBuilder<'_> {
         self.age() < self.options.old_heights + SHORT_EVENTS_HEIGHTS
     }
 
+    /// Whether the system transaction fails over an EVM block with transactions, which goes on in the next Flow block then. It draws no number, so that all
+    /// else of a chain stays what it is.
+    fn is_split(&self) -> bool {
+        keccak256([self.counters.evm_hash.as_slice(), &self.height.to_be_bytes()].concat())[0] < SPLITS_OF_256
+    }
+
     /// The system transaction closes the EVM block. One without transactions is at times left out, or the system transaction fails.
     pub fn end_evm_block(&mut self, tx: &mut Tx) {
         if self.is_old() {
             return;
         }
-        if self.evm.hashes.is_empty() && self.chance(30) {
-            if self.chance(10) {
-                tx.error =
-                    Some("[Error Code: 1101] cadence runtime error: the system transaction panicked".into());
-            }
+        let is_empty = self.evm.hashes.is_empty();
+        let is_left_out = is_empty && self.chance(30);
+        if (is_left_out && self.chance(10)) || (!is_empty && self.is_split()) {
+            tx.error =
+                Some("[Error Code: 1101] cadence runtime error: the system transaction panicked".into());
+            return;
+        }
+        if is_left_out {
             return;
         }
         let parent = self.counters.evm_hash;

@@ -1,4 +1,4 @@
-//! Where the EVM chain on Flow isn't whole, and which Flow blocks have no EVM block.
+//! Where the EVM chain on Flow isn't whole, which Flow blocks have no EVM block, and which EVM blocks stand in several of them.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -222,5 +222,85 @@ pub(crate) async fn list_evm_absences(
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let absences = found.rows.iter().map(|(_, row)| FlowEvmAbsence::of(&view, row));
     let data = absences.collect::<Result<Vec<_>, _>>()?;
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
+}
+
+/// An EVM block that isn't whole in one Flow block.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct FlowEvmSplit {
+    pub evm_height: Num,
+    /// The Flow block with the first part of it.
+    pub from_height: Num,
+    /// The Flow block with the last part of it, or that closes it.
+    pub to_height: Num,
+    /// Its transactions that are there.
+    pub transaction_count: Num,
+    /// What they used.
+    pub gas_used: Num,
+    /// What the EVM block says they used; null until it is closed.
+    pub closed_gas_used: Option<Num>,
+    /// Whether all its transactions are there; null until it is closed.
+    pub is_complete: Option<bool>,
+}
+
+impl FlowEvmSplit {
+    fn of(view: &View, row: &Row) -> Result<FlowEvmSplit, Problem> {
+        let fields = Fields::new(view.table("evm_splits")?, row);
+        Ok(FlowEvmSplit {
+            evm_height: fields.num("evm_height")?,
+            from_height: fields.num("first_height")?,
+            to_height: fields.num("last_height")?,
+            transaction_count: fields.count("transaction_count")?,
+            gas_used: fields.count("gas_used")?,
+            closed_gas_used: fields.opt_num("closed_gas_used")?,
+            is_complete: fields.opt_boolean("is_complete")?,
+        })
+    }
+}
+
+/// Which EVM blocks.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SplitsQuery {
+    /// Only those that are complete, or that are not.
+    pub is_complete: Option<bool>,
+    /// The most rows of a page; 50 where nothing is said.
+    #[param(minimum = 1, maximum = 200)]
+    pub limit: Option<u32>,
+    /// `page.next` of the page before; the other parameters have to be the same.
+    #[param(min_length = 1, max_length = 1024)]
+    pub cursor: Option<String>,
+    /// From which end; the highest first where nothing is said.
+    #[param(inline)]
+    pub order: Option<Order>,
+}
+
+/// The EVM blocks that aren't whole in one Flow block: whose transactions stand in several, or are not all there. The highest first.
+#[utoipa::path(
+    get,
+    path = "/v1/flow/evm/splits",
+    tag = "blocks",
+    params(SplitsQuery),
+    responses((status = 200, description = "A page of EVM blocks", body = Page<FlowEvmSplit>))
+)]
+pub(crate) async fn list_evm_splits(
+    State(api): State<Arc<Api>>,
+    Params(query): Params<SplitsQuery>,
+) -> Result<Json<Page<FlowEvmSplit>>, Problem> {
+    let order = query.order.unwrap_or(Order::Desc);
+    let paging = Paging::new(api.limits(), query.limit, query.cursor, order)?;
+    let view = View::open(&api, &["evm_splits"], &[]).await?;
+    let wanted = match query.is_complete {
+        None => "",
+        Some(true) => "complete",
+        Some(false) => "incomplete",
+    };
+    let binding = Binding::new("evm splits", &[wanted, paging.order_word()]);
+    let mut walk = Walk::new("evm_splits", None, Vec::new());
+    walk.filters.extend(query.is_complete.map(|is_complete| ("is_complete", Value::Bool(is_complete))));
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    let splits = found.rows.iter().map(|(_, row)| FlowEvmSplit::of(&view, row));
+    let data = splits.collect::<Result<Vec<_>, _>>()?;
     Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }

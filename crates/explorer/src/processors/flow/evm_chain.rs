@@ -3,6 +3,9 @@
 //! Not every Flow block has an EVM block: that is no fault, and `evm_absences` says where. But the EVM blocks that there are follow each other: each
 //! height is one more than the last one's, and each block's parent is the last one. Where that doesn't hold, it is reported as an error and has a row
 //! in `evm_gaps`, and the chain goes on from what is there.
+//!
+//! An EVM block whose transactions stand in several Flow blocks, because the system's transaction failed that should have closed it, is put together
+//! here: `evm_splits` says whether its parts are all (F05). Their gas and places are compared; the root of its hashes can't be, since no part has all.
 
 use std::sync::Arc;
 
@@ -18,16 +21,19 @@ use crate::tables::flow::evm::{
     EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_GAPS, EvmBlockRow, EvmBlocksOf, EvmChain, evm_absence,
     evm_chain, evm_chain_counts, evm_gap,
 };
+use crate::tables::flow::evm_splits::{
+    EVM_BLOCK_PARTS, EVM_SPLITS, EvmBlockPart, EvmSplit, evm_split, evm_split_is_complete,
+};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: EVM_CHAIN_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[EVM_WORKER],
-    tables: &[&EVM_CHAIN, &EVM_GAPS, &EVM_ABSENCES],
+    tables: &[&EVM_CHAIN, &EVM_GAPS, &EVM_ABSENCES, &EVM_SPLITS],
 };
 
-static READS: &[&TableDef] = &[&EVM_BLOCKS];
+static READS: &[&TableDef] = &[&EVM_BLOCKS, &EVM_BLOCK_PARTS];
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
@@ -72,10 +78,22 @@ impl Folder for EvmChainWorker {
         if missing > 0 {
             changes.change(&EVM_CHAIN, evm_chain_counts(chain_id, 0, missing));
         }
+        for row in block.rows.get(1).copied().unwrap_or_default() {
+            let part =
+                EvmBlockPart::from_row(row).map_err(|error| error.in_block(block.facts.block_ref()))?;
+            changes.change(&EVM_SPLITS, evm_split(&part));
+        }
         Ok(())
     }
 
     fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
+        if table == EVM_SPLITS.name {
+            let before = before.map(EvmSplit::from_row).transpose();
+            if let (Ok(before), Ok(after)) = (before, EvmSplit::from_row(after)) {
+                put_together(before, after, changes);
+            }
+            return;
+        }
         if table != EVM_CHAIN.name {
             return;
         }
@@ -101,6 +119,47 @@ impl Folder for EvmChainWorker {
     }
 }
 
+/// Says whether a split EVM block is complete, once it is closed or can't be any more.
+fn put_together(before: Option<EvmSplit>, after: EvmSplit, changes: &mut Changes) {
+    if after.is_complete.is_some() {
+        // Known before, or told by the worker that saw the part.
+        return;
+    }
+    let came = before.map_or(0, |before| before.transaction_count);
+    let has_hole = after.first_index.is_some_and(|first| first != came);
+    let is_complete = match after.closed_gas_used {
+        _ if has_hole => false,
+        Some(gas_used) => gas_used == after.gas_used && after.transaction_count > 0,
+        None => return,
+    };
+    changes.change(&EVM_SPLITS, evm_split_is_complete(after.evm_height, is_complete));
+    if !is_complete {
+        let says = after.closed_gas_used.map_or_else(String::new, |gas_used| format!(" of {gas_used}"));
+        report(
+            format!(
+                "EVM block {} has {} transactions with {} gas{says} in the Flow blocks {} to {}: some are missing",
+                after.evm_height,
+                after.transaction_count,
+                after.gas_used,
+                after.first_height,
+                after.last_height
+            ),
+            changes,
+        );
+    }
+}
+
+fn report(message: String, changes: &mut Changes) {
+    changes.malformed(Malformed {
+        transaction_id: String::new(),
+        severity: Severity::Fatal,
+        message,
+        raw_data: Vec::new(),
+        event_index: None,
+        labels: FaultLabels::only("evm-chain"),
+    });
+}
+
 /// Holds a block against the last one; says how many blocks are missing between them.
 fn follow(
     last: (u64, alloy_primitives::B256),
@@ -109,32 +168,19 @@ fn follow(
     changes: &mut Changes,
 ) -> i64 {
     let wanted = last.0.saturating_add(1);
-    let mut report = |message: String| {
-        changes.malformed(Malformed {
-            transaction_id: String::new(),
-            severity: Severity::Fatal,
-            message,
-            raw_data: Vec::new(),
-            event_index: None,
-            labels: FaultLabels::only("evm-chain"),
-        });
-    };
     if next.0 > wanted {
-        report(format!(
-            "EVM blocks {wanted} to {} are missing: block {} follows block {}",
-            next.0 - 1,
-            next.0,
-            last.0
-        ));
+        let missing = format!("EVM blocks {wanted} to {} are missing", next.0 - 1);
+        report(format!("{missing}: block {} follows block {}", next.0, last.0), changes);
         changes.change(&EVM_GAPS, evm_gap("gap", wanted, next.0 - 1, height));
         // A count that many faults may be added to.
         return (next.0 - wanted).min(1 << 40) as i64;
     }
     if next.0 < wanted {
-        report(format!("EVM block {} follows block {}: it comes again, or late", next.0, last.0));
+        report(format!("EVM block {} follows block {}: it comes again, or late", next.0, last.0), changes);
         changes.change(&EVM_GAPS, evm_gap("repeat", next.0, last.0, height));
     } else if next.1 != last.1 {
-        report(format!("EVM block {} has the parent {}, the block before it is {}", next.0, next.1, last.1));
+        let parents = format!("has the parent {}, the block before it is {}", next.1, last.1);
+        report(format!("EVM block {} {parents}", next.0), changes);
         changes.change(&EVM_GAPS, evm_gap("fork", next.0, next.0, height));
     }
     0

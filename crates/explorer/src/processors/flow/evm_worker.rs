@@ -2,11 +2,12 @@
 //!
 //! An EVM block is closed by an event of the system's own transaction, which may fail: then its transactions stand in one Flow block and its
 //! event in a later one (F04). So a transaction is derived where it was executed, whether or not its block is closed there. The index of a log
-//! runs over its EVM block; where the block began in an earlier Flow block the logs before aren't known here, which is reported, and the
-//! index runs from the first that is here.
+//! runs over its EVM block; where the block began in an earlier Flow block the logs before aren't known here, and the index runs from the first that
+//! is here.
 //!
-//! A block that is closed must have in this Flow block all transactions that it counts gas of, and those whose hashes its root is of (F05):
-//! what is missing, or isn't the same, is reported. Neither can be said of a block whose first transactions stand in an earlier Flow block.
+//! A block that began and is closed in this Flow block must have in it all transactions that it counts gas of, and those whose hashes its root is of (F05):
+//! what is missing, or isn't the same, is reported. Of one that isn't, this Flow block has a part (`evm_block_parts`), and `evm_chain_worker` says
+//! whether the parts are all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,14 +28,15 @@ use crate::names::EVM_WORKER;
 use crate::processors::Settings;
 use crate::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
 use crate::tables::flow::evm::{EVM_BLOCKS, EVM_EXECUTIONS, EvmBlockRow};
+use crate::tables::flow::evm_splits::{EVM_BLOCK_PARTS, EvmBlockPart};
 use crate::tables::{INLINE_MAX_BYTES, opt, status_name};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: EVM_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[],
-    tables: &[&EVM_TRANSACTIONS, &EVM_LOGS, &EVM_EXECUTIONS, &EVM_BLOCKS],
+    tables: &[&EVM_TRANSACTIONS, &EVM_LOGS, &EVM_EXECUTIONS, &EVM_BLOCKS, &EVM_BLOCK_PARTS],
 };
 
 /// The longest error message that a row keeps.
@@ -86,6 +88,7 @@ impl Mapper for EvmWorker {
                 }
             }
         }
+        evm.unclosed(out);
         Ok(())
     }
 }
@@ -103,6 +106,23 @@ struct Open {
     gas_used: u64,
     /// Their logs.
     logs: u64,
+    /// Whether they don't follow each other.
+    is_wrong: bool,
+}
+
+impl Open {
+    /// As a part of the EVM block at `evm_height`, which used `closed_gas_used` where it is closed here.
+    fn part(&self, block: &StoredBlock, evm_height: u64, closed_gas_used: Option<u64>) -> EvmBlockPart {
+        EvmBlockPart {
+            block_height: block.facts.height.get(),
+            evm_height,
+            first_index: (self.transactions > 0).then_some(self.first_index),
+            transaction_count: self.transactions,
+            gas_used: self.gas_used,
+            closed_gas_used,
+            is_wrong: self.is_wrong,
+        }
+    }
 }
 
 struct InBlock<'b> {
@@ -136,12 +156,8 @@ impl InBlock<'_> {
             .open
             .entry(executed.block_height)
             .or_insert_with(|| Open { first_index: place, ..Open::default() });
-        if open.transactions == 0 && place > 0 {
-            report(format!(
-                "the {place} transactions before it of EVM block {} are not in this Flow block: log indexes count from here",
-                executed.block_height
-            ));
-        } else if place != open.first_index + open.transactions {
+        if place != open.first_index + open.transactions {
+            open.is_wrong = true;
             report(format!(
                 "EVM transaction {place} of EVM block {} follows number {}",
                 executed.block_height,
@@ -188,23 +204,30 @@ impl InBlock<'_> {
             out.malformed(super::malformed_event(tx, event, message));
             return;
         }
-        let none = Open::default();
-        let open = self.open.get(&closed.height).unwrap_or(&none);
-        if open.gas_used != closed.gas_used && open.first_index == 0 {
+        let open = self.open.entry(closed.height).or_default();
+        let root = closed.transaction_hash_root;
+        let has_its_root = root.is_none_or(|root| transaction_hash_root(&open.hashes) == root);
+        let has_its_gas = open.gas_used == closed.gas_used;
+        // What it is of may stand in earlier Flow blocks, where its first transaction isn't here.
+        let began_here = open.first_index == 0 && open.transactions > 0;
+        if began_here && !has_its_gas {
+            open.is_wrong = true;
             let message = format!(
                 "EVM block {} used {} gas, its {} transactions in this Flow block {}: some are missing",
                 closed.height, closed.gas_used, open.transactions, open.gas_used
             );
             out.malformed(super::malformed_event(tx, event, message));
-        } else if open.first_index == 0
-            && let Some(root) = closed.transaction_hash_root
-            && transaction_hash_root(&open.hashes) != root
-        {
+        } else if began_here && let Some(root) = root.filter(|_| !has_its_root) {
+            open.is_wrong = true;
             let message = format!(
                 "EVM block {} has the root {root} of its transactions' hashes, the {} in this Flow block have another",
                 closed.height, open.transactions
             );
             out.malformed(super::malformed_event(tx, event, message));
+        }
+        if open.is_wrong || open.first_index > 0 || !has_its_gas || !has_its_root {
+            let part = open.part(self.block, closed.height, Some(closed.gas_used));
+            out.row(&EVM_BLOCK_PARTS, part.to_row());
         }
         let row = EvmBlockRow {
             block_height: self.block.facts.height.get(),
@@ -219,6 +242,13 @@ impl InBlock<'_> {
             transaction_count: open.transactions,
         };
         out.row(&EVM_BLOCKS, row.to_row());
+    }
+
+    /// What is here of EVM blocks that are closed in later Flow blocks.
+    fn unclosed(&self, out: &mut Output) {
+        for (evm_height, open) in self.open.iter().filter(|(height, _)| !self.heights.contains(height)) {
+            out.row(&EVM_BLOCK_PARTS, open.part(self.block, *evm_height, None).to_row());
+        }
     }
 
     fn transaction(&self, executed: &Executed, inner: Option<&EvmTransaction>, cumulative_gas: u64) -> Row {

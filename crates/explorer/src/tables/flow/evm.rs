@@ -1,5 +1,6 @@
 //! EVM on Flow, beside `evm_transactions` and `evm_logs`: its blocks (`evm_blocks`), where its transactions stand in Flow's
-//! (`evm_executions`), whether its chain is whole (`evm_chain`, `evm_gaps`), and which Flow blocks have none (`evm_absences`).
+//! (`evm_executions`), whether its chain is whole (`evm_chain`, `evm_gaps`), which Flow blocks have none (`evm_absences`). [`super::evm_splits`] has those that
+//! aren't whole in one Flow block.
 
 use alloy_primitives::B256;
 use bytes::Bytes;

@@ -7,6 +7,7 @@
 pub mod accounts;
 pub mod contracts;
 pub mod evm;
+pub mod evm_splits;
 pub mod fees;
 pub mod nfts;
 pub mod transactions;
