@@ -293,10 +293,10 @@ async fn what_finality_passed_is_forgotten(factory: Arc<dyn DerivedFactory>) -> 
 async fn a_reset_leaves_nothing_to_bring_back(factory: Arc<dyn DerivedFactory>) -> CaseResult {
     let (mut subject, lease) = begin(&factory).await?;
     lay_each(&subject, lease, &[(1, "a", 20), (1, "b", 25), (1, "c", 30), (2, "a", 20)]).await?;
+    subject.anew(ASKER).await?;
     while subject.store.reset_step(ASKER, 1).await? {}
     reads(&subject, &[]).await?;
     same("undo rows", subject.store.prune_undo(Height(40), 100).await?, 0)?;
-    subject.store.register(ASKER, Height(0)).await?;
     let lease = claim(&subject).await?;
     lay(&subject, &lease, &[(1, "d", 35)]).await?;
     subject.switch(32, 40, 2, 100).await?;
