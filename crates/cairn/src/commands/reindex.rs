@@ -101,8 +101,7 @@ pub async fn request(
             Kind::Enricher => {
                 let first = first_height(app, name, checkpoint.next).await?;
                 let range = range.intersect(HeightRange::new(first, checkpoint.next));
-                if let Some(told) =
-                    ask_again(config, &*snapshot, follower.service, range, &mut asked).await?
+                if let Some(told) = ask_again(config, &*snapshot, follower.service, range, &mut asked).await?
                 {
                     message += &told;
                     message.push('\n');

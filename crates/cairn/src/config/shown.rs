@@ -50,10 +50,7 @@ fn hidden(found: Actual, path: &str) -> Actual {
 /// Whether a text may be a secret: by its place, which may be a whole section that was given as one text, or by its looks.
 fn is_secret(text: &str, path: &str) -> bool {
     let is_below = |key: &&str| path == *key || path.starts_with(&format!("{key}."));
-    !path.contains('.')
-        || SECRET.iter().any(|key| is_below(key))
-        || text.contains("://")
-        || text.contains('@')
+    !path.contains('.') || SECRET.iter().any(is_below) || text.contains("://") || text.contains('@')
 }
 
 /// A message without the lines of the file that it quotes (`2 | url = "…`).

@@ -123,7 +123,7 @@ struct Chunk {
 
 enum Step {
     /// This has to be folded first.
-    Fold(Chunk),
+    Fold(Box<Chunk>),
     /// A piece was compared.
     Compared,
     /// There is nothing more.
@@ -268,7 +268,7 @@ impl States<'_> {
                 Ok(Step::Done) => return Ok((replay, comparison)),
                 Ok(Step::Compared) => tries = 0,
                 Ok(Step::Fold(chunk)) => {
-                    let (folded, chunk) = fold(replay, chunk).await?;
+                    let (folded, chunk) = fold(replay, *chunk).await?;
                     replay = folded;
                     if chunk.wanted.is_empty() {
                         tries = 0;
@@ -299,7 +299,7 @@ impl States<'_> {
         if replay.next() < view.checkpoint {
             let end = Height(replay.next().get().saturating_add(max_heights)).min(view.checkpoint);
             let heights = HeightRange::new(replay.next(), end);
-            return Ok(Step::Fold(read(folder, view, heights, comparison.reorg_id).await?));
+            return Ok(Step::Fold(Box::new(read(folder, view, heights, comparison.reorg_id).await?)));
         }
         let Some(table) = folder.service().tables.get(comparison.table) else { return Ok(Step::Done) };
         let mut scan = Scan::new(table.name, PIECE_ROWS);
@@ -343,7 +343,7 @@ impl States<'_> {
                 chunk.found.insert(lookup, Found { is_whole: page.more.is_none(), rows: page.rows });
             }
         }
-        Ok(Step::Fold(chunk))
+        Ok(Step::Fold(Box::new(chunk)))
     }
 
     /// Opens both stores; reorgs that came meanwhile are taken back in the replay.

@@ -169,7 +169,7 @@ async fn ask_part(
     questions: &[Question],
 ) -> Result<(Vec<(Question, Answer)>, Option<Waits>), DeriveError> {
     let service = enricher.service().name;
-    let asks = questions.to_vec().into_iter().map(|question| async move {
+    let asks = questions.iter().cloned().map(|question| async move {
         // Another one of them was told to wait.
         if context.unanswered.is_paused(service) {
             return (question, None);
