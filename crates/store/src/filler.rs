@@ -20,6 +20,19 @@ use cairn_core::{BlockId, Fence, Height, HeightRange, RawBlock};
 use crate::derived::MAX_ATTEMPTS;
 use crate::{HeadRow, Result};
 
+/// Leases that may pile up above a dead one, which the head doesn't pass: every verb reads them.
+pub const MAX_LEASES_BESIDE_DEAD: usize = 1_000;
+
+/// Whether no new range may be begun until an operator has freed a dead one.
+pub fn is_held_up<'a>(leases: impl IntoIterator<Item = &'a RawLease>) -> bool {
+    let (mut count, mut has_dead) = (0, false);
+    for lease in leases {
+        count += 1;
+        has_dead |= lease.is_dead();
+    }
+    has_dead && count >= MAX_LEASES_BESIDE_DEAD
+}
+
 /// The state of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawLeaseState {
@@ -69,7 +82,7 @@ pub trait RawFiller: Send + Sync {
     /// next multiple of `range_heights`, and not above `stop_exclusive`, which is at most the height after the one that the source calls
     /// final. `None`: nothing to do.
     ///
-    /// A dead lease is passed over. An expired one that is dead by this attempt is failed, under a new fence, and passed over too.
+    /// A dead lease is passed over; where there is one, and [`MAX_LEASES_BESIDE_DEAD`] in all, there are no new ranges. An expired one that is dead by this attempt is failed, under a new fence, and passed over too.
     ///
     /// A lease that begins at or above `stop_exclusive` is left alone; one that begins below it is claimed whole. There are
     /// no new ranges before the first block and while a purge is pending. `range_heights` of 0 is
@@ -112,4 +125,32 @@ pub trait RawFiller: Send + Sync {
     /// a pending purge is [`crate::StoreError::PurgePending`]. A finalised mark at a height that would be passed has to be the block
     /// there, else [`crate::StoreError::BelowFinality`], and nothing moves.
     async fn advance(&self, fence: Fence) -> Result<HeadRow>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_pile_up_above_a_dead_one_to_a_limit_alone() {
+        let lease = |n: u64, state, attempt| RawLease {
+            range: HeightRange::new(Height(n), Height(n + 1)),
+            state,
+            owner: "a".into(),
+            fence: Fence(n),
+            expires_at_ms: 0,
+            attempt,
+            done_to: Height(n),
+            last_id: None,
+            first_parent: None,
+        };
+        let mut leases: Vec<_> = (0..MAX_LEASES_BESIDE_DEAD as u64)
+            .map(|n| lease(n, RawLeaseState::Completed, MAX_ATTEMPTS))
+            .collect();
+        assert!(!is_held_up(&leases), "none is dead");
+        leases[0] = lease(0, RawLeaseState::Failed, MAX_ATTEMPTS);
+        assert!(is_held_up(&leases));
+        leases.pop();
+        assert!(!is_held_up(&leases), "there is room for one more");
+    }
 }

@@ -30,7 +30,12 @@ pub async fn migrate(conn: &mut PgConn, schema: &'static str, migrations: &[Migr
     let mut ran = Vec::new();
     loop {
         conn.begin(Isolation::ReadCommitted).await?;
+        // Another process may be at it, and a migration of a large table takes as long as it takes. What it waits for inside is bounded as ever: readers wait behind it.
+        let lock_timeout: String =
+            conn.query_one("SELECT current_setting('lock_timeout')", &[]).await?.try_get(0).map_err(db)?;
+        conn.batch("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0").await?;
         conn.lock_until_end(&format!("cairn.migrate.{schema}")).await?;
+        conn.execute("SELECT set_config('lock_timeout', $1, true)", &[&lock_timeout]).await?;
         let found = version(conn, schema).await?;
         demand_known(found, newest(migrations))?;
         demand_no_move(conn, schema).await?;

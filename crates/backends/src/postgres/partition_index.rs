@@ -166,12 +166,25 @@ async fn build(
     definition: &str,
 ) -> Result<()> {
     tracing::info!(partition, index, "building an index");
+    let name = format!("{}.{index}", table.schema);
+    // One that was begun beside writers and not finished would pass for one that is there.
+    if is_valid(conn, &name).await? == Some(false) {
+        conn.batch(&format!("DROP INDEX {name}")).await?;
+    }
     // It takes as long as it takes.
     conn.batch(&format!(
         "SET LOCAL statement_timeout = 0; CREATE INDEX IF NOT EXISTS {index} ON {}.{partition} {definition}",
         table.schema
     ))
     .await
+}
+
+/// Whether an index is whole; `None`: there is none.
+async fn is_valid(conn: &PgConn, index: &str) -> Result<Option<bool>> {
+    let found = conn
+        .query_opt("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)", &[&index])
+        .await?;
+    found.map(|row| row.try_get(0).map_err(db)).transpose()
 }
 
 /// Of one that is written to: beside the writers, in no transaction. What was left of an attempt that failed is made again.
@@ -182,20 +195,12 @@ async fn build_beside_writers(
     index: &str,
     definition: &str,
 ) -> Result<()> {
-    let (schema, conn) = (table.schema, pool.get().await?);
-    let found = conn
-        .query_opt(
-            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)",
-            &[&format!("{schema}.{index}")],
-        )
-        .await?;
-    match found.map(|row| row.try_get(0).map_err(db)).transpose()? {
+    let (schema, mut conn) = (table.schema, pool.get().await?);
+    match is_valid(&conn, &format!("{schema}.{index}")).await? {
         Some(true) => return Ok(()),
         Some(false) => {
-            pool.get()
-                .await?
-                .run_last(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{index}"))
-                .await?;
+            conn.run_last(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{index}")).await?;
+            conn = pool.get().await?;
         }
         None => {}
     }
@@ -232,6 +237,9 @@ async fn complete_one(
     let mut conn = locked(pool, table).await?;
     if is_full {
         build(&conn, table, &partition.name, &index, definition).await?;
+    } else {
+        // Whoever writes to the partition waits behind this, which waits for readers: rather again later.
+        conn.batch("SET LOCAL lock_timeout = '200ms'").await?;
     }
     conn.batch(&format!("ALTER INDEX {parent_index} ATTACH PARTITION {}.{index}", table.schema)).await?;
     conn.commit().await?;

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use cairn_core::{BlockId, BlockRef, Fence, Height, HeightRange, RawBlock};
 use cairn_store::derived::MAX_ATTEMPTS;
-use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError};
+use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, is_held_up};
 use rusqlite::{Connection, Row, params};
 
 use super::blocks::{self};
@@ -129,7 +129,9 @@ impl RawFiller for SqliteStore {
             shared.commit("claim_range", |tx, _| {
                 let mut head = head::read(tx)?;
                 let leases = read_leases(tx)?;
-                let new_range = new_range(&head, leases.last(), range_heights, stop_exclusive);
+                let held_up = is_held_up(leases.iter().map(|row| &row.lease));
+                let new_range =
+                    new_range(&head, leases.last(), range_heights, stop_exclusive).filter(|_| !held_up);
                 let reclaimed = to_reclaim(tx, &mut head, leases, now_ms, stop_exclusive)?;
                 let Some(mut row) = reclaimed.or_else(|| new_range.map(LeaseRow::fresh)) else {
                     head.write(tx)?;

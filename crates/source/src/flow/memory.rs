@@ -73,7 +73,7 @@ impl Memory {
         let after = status.message().split_once("found ").map_or("", |(_, after)| after);
         let digits = after.bytes().take_while(u8::is_ascii_digit).count();
         let found = after[..digits].parse().unwrap_or(self.max_response_bytes);
-        (found <= self.max_response_bytes).then_some(found.max(given_bytes + 1))
+        (given_bytes < found && found <= self.max_response_bytes).then_some(found)
     }
 }
 
@@ -128,6 +128,11 @@ mod tests {
         assert_eq!(memory.needed_bytes(&ours(MAX), 65_536), Some(MAX));
         assert_eq!(memory.needed_bytes(&ours(MAX + 1), 65_536), None);
         assert_eq!(memory.needed_bytes(&ours(MAX), MAX), None);
+        assert_eq!(
+            memory.needed_bytes(&ours(60_000), 65_536),
+            None,
+            "somebody else's limit, between us and the node"
+        );
         let theirs = Status::resource_exhausted("grpc: received message larger than max (70000 vs. 65536)");
         assert_eq!(memory.needed_bytes(&theirs, 65_536), None);
         assert_eq!(memory.needed_bytes(&Status::out_of_range("start height above sealed"), 65_536), None);

@@ -192,18 +192,24 @@ impl Node {
 
     /// An answer that is larger than was expected is asked for once more.
     async fn ask_once<Q: Message + Clone + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
-        let mut most_bytes = self.memory.expected_bytes(call);
+        let (mut most_bytes, mut is_again) = (self.memory.expected_bytes(call), false);
         loop {
             self.pace.slot().await;
-            let _room = self.memory.room(most_bytes).await;
+            // Answers of other nodes may hold it, and those nodes may hang.
+            let Ok(_room) = tokio::time::timeout(self.timeout, self.memory.room(most_bytes)).await else {
+                let timeout_ms = self.timeout.as_millis();
+                return Err(Refusal::Transient(format!(
+                    "no room for the answer to {call:?} within {timeout_ms} ms"
+                )));
+            };
             match self.send(call, question.clone(), most_bytes).await {
                 Ok(answer) => {
                     self.memory.learn(call, answer.len());
                     return Ok(answer);
                 }
                 Err(status) => match self.memory.needed_bytes(&status, most_bytes) {
-                    Some(needed_bytes) => most_bytes = needed_bytes,
-                    None => return Err(classify(&status)),
+                    Some(needed_bytes) if !is_again => (most_bytes, is_again) = (needed_bytes, true),
+                    _ => return Err(classify(&status)),
                 },
             }
         }

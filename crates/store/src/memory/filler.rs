@@ -9,7 +9,7 @@ use super::MemoryStore;
 use super::state::{LeaseRow, State};
 use super::writer::{common_of, demand_finality};
 use crate::derived::MAX_ATTEMPTS;
-use crate::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, check_batch};
+use crate::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, check_batch, is_held_up};
 
 #[async_trait]
 impl RawFiller for MemoryStore {
@@ -121,6 +121,9 @@ fn new_range(state: &State, range_heights: u64, stop_exclusive: Height) -> Resul
     let (Some(tip), None) = (head.tip, head.pending_purge) else {
         return Ok(None);
     };
+    if is_held_up(state.leases.values().map(|row| &row.lease)) {
+        return Ok(None);
+    }
     let above_leases = state.leases.last_key_value().map_or(Height::ZERO, |(_, row)| row.lease.range.end());
     let start = tip.height.next().max(above_leases);
     let multiple = (start.get() / range_heights + 1).saturating_mul(range_heights);

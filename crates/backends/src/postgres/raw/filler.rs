@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Fence, Height, HeightRange, RawBlock};
 use cairn_store::derived::MAX_ATTEMPTS;
-use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError};
+use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, is_held_up};
 use tokio_postgres::Row;
 
 use super::head::{self, Head, get_height, get_id_opt, get_u32, get_u64, sql};
@@ -283,7 +283,8 @@ impl Claim {
         }
         let now_ms = shared.now_ms(tx.conn()).await?;
         let leases = read_leases(tx.conn()).await?;
-        let new_range = self.new_range(&head, leases.last());
+        let held_up = is_held_up(leases.iter().map(|row| &row.lease));
+        let new_range = self.new_range(&head, leases.last()).filter(|_| !held_up);
         let reclaimed = self.to_reclaim(tx, &mut head, leases, now_ms).await?;
         let Some(mut row) = reclaimed.or_else(|| new_range.map(LeaseRow::fresh)) else {
             head.write(tx).await?;

@@ -105,6 +105,8 @@ impl Shared {
 
 async fn repair_block(tx: &Tx, batch: &Arc<EncodedBatch>) -> Result<()> {
     let head = head::lock(tx).await?;
+    // Appends wait for the head meanwhile: where an index is being built on the block's partition, rather again later.
+    tx.conn().batch("SET LOCAL lock_timeout = '500ms'").await?;
     let facts = &batch.first().facts;
     let (block, range) = (batch.first().block_ref(), HeightRange::one(facts.height));
     if !head.row.range().contains(block.height) {
