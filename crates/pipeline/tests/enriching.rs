@@ -13,9 +13,9 @@ use async_trait::async_trait;
 use cairn_core::{BlockRef, Height, HeightRange};
 use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, ProcessError, Processor, ServiceInfo};
 use cairn_pipeline::derive::{DeriveOptions, MalformedPolicy};
-use cairn_store::StoreError;
 use cairn_store::derived::{Coordinator, Key, LeaseKind, LeaseStatus, Row, TableDef, Value};
 use cairn_store::memory::CommitHook;
+use cairn_store::{AppendBatch, RawReader, RawWriter, StoreError};
 use tokio::time::{Duration, Instant};
 
 use support::derive::{Derived, MARKS, NAMES, marks, names};
@@ -361,6 +361,53 @@ async fn asking_again_waits_for_rows_that_are_made_again() {
     }
     until_made_again(&world).await;
     assert_eq!(*asked.lock().unwrap(), [5, 6, 7, 21, 22, 8, 9, 10, 11]);
+    working.stop().await.unwrap();
+}
+
+/// Lets no reorg be applied for a while.
+struct NotApplied(AtomicBool);
+
+impl CommitHook for NotApplied {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        if verb == "begin_apply" && self.0.load(SeqCst) { Err(busy()) } else { Ok(()) }
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn asking_again_waits_for_a_reorg_so_that_no_answer_comes_to_lie_below_the_one_that_it_replaces() {
+    let chain = tiny(1);
+    let side = fork(&chain, 16, 1);
+    let world = Derived::new(chain.clone(), 19).await;
+    let fence = world.raw.snapshot().await.unwrap().head().fence;
+    let blocks = vec![(*chain.block(MAIN, Height(20))).clone()];
+    let finalized = Some(chain.block_ref(MAIN, Height(10)));
+    world.raw.append(fence, AppendBatch { blocks, finalized, safe: None }).await.unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let notes = asked.clone();
+    let enricher = names(move |_, at| {
+        notes.lock().unwrap().push(at.height.get());
+        (1, Ok(Some("a name".into())))
+    });
+    let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
+    world.until_next("name_worker", 21).await;
+    let waits = Arc::new(NotApplied(AtomicBool::new(true)));
+    world.app.set_hook(Some(waits.clone()));
+    world.reorg(16, side, 17).await;
+    asked.lock().unwrap().clear();
+    let heights = HeightRange::new(Height(5), Height(8));
+    world.app.request_reindex("name_worker", 1, heights, 100).await.unwrap();
+    pass_ms(5_000).await;
+    assert_eq!(*asked.lock().unwrap(), Vec::<u64>::new());
+    waits.0.store(false, SeqCst);
+    until_made_again(&world).await;
+    world.until_next("name_worker", 18).await;
+    let mut asked = asked.lock().unwrap().clone();
+    asked.sort_unstable();
+    assert_eq!(asked, [10, 10, 10, 17]);
     working.stop().await.unwrap();
 }
 

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cairn_core::{BlockRef, HeightRange, Parts};
+use cairn_core::{BlockRef, Height, HeightRange, Parts};
 use cairn_store::derived::{ChunkCommit, Key, LeaseKind, Row, TableRows, WorkerLease};
 
 use super::asking::{Answers, Question, ask_all};
@@ -27,6 +27,10 @@ pub(super) async fn prepare(
     let asks_again = lease.kind == LeaseKind::Reindex;
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes, None).await?;
+    if asks_again && chunk.finalized.is_some() && chunk.finalized_exclusive == Height::ZERO {
+        // What nothing is known to be settled of is asked at the block that names it, and the answer would come to lie below the one that it is to replace.
+        return Err(not_yet("reorgs that the raw store has had"));
+    }
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
     if !asks_again {
