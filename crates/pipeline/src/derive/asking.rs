@@ -6,7 +6,7 @@
 //! **A node that limits the rate** (HTTP 429 and its like) says nothing about the thing: it counts against nobody. The rest of the group isn't asked, and nothing is
 //! before the pause is over that the node asks for, or a growing one.
 //!
-//! **What was answered is kept** where another question of the group has to wait, and taken when the chunk is tried again.
+//! **What was answered is kept** where another question of the group has to wait, and taken when the same lease tries the chunk again.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -75,6 +75,7 @@ pub(super) struct Answers {
 pub(super) async fn ask_all(
     context: &Context,
     enricher: &Arc<dyn Enricher>,
+    lease_id: u64,
     start: Height,
     questions: &[Question],
 ) -> Result<Answers, DeriveError> {
@@ -87,7 +88,7 @@ pub(super) async fn ask_all(
             return Ok(Answers { answers, open_from: Some(first.named) });
         }
         let end = end_of_group(questions, at, group);
-        let (answered, waits) = ask_group(context, enricher, &questions[at..end], group).await?;
+        let (answered, waits) = ask_group(context, enricher, lease_id, &questions[at..end], group).await?;
         bytes += answered.iter().map(|(_, answer)| answer.size_bytes()).sum::<usize>();
         answers.extend(answered);
         if let Some(Waits { named, message }) = waits {
@@ -127,6 +128,7 @@ fn end_of_group(questions: &[Question], at: usize, group: usize) -> usize {
 async fn ask_group(
     context: &Context,
     enricher: &Arc<dyn Enricher>,
+    lease_id: u64,
     questions: &[Question],
     part: usize,
 ) -> Result<(Vec<(Key, Answer)>, Option<Waits>), DeriveError> {
@@ -134,7 +136,7 @@ async fn ask_group(
     let mut answered: Vec<(Question, Answer)> = Vec::new();
     let mut open: Vec<Question> = Vec::new();
     for question in questions {
-        match context.unanswered.take(service, question) {
+        match context.unanswered.take(service, lease_id, question) {
             Some(answer) => answered.push((question.clone(), answer)),
             None => open.push(question.clone()),
         }
@@ -154,7 +156,7 @@ async fn ask_group(
     for (question, answer) in answered {
         match open_from {
             Some(open_from) if question.named >= open_from => {
-                context.unanswered.keep(service, question, answer);
+                context.unanswered.keep(service, lease_id, question, answer);
             }
             _ => answers.push((question.key, answer)),
         }

@@ -28,7 +28,7 @@ pub(super) async fn prepare(
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes, None).await?;
     if asks_again && chunk.finalized.is_some() && chunk.finalized_exclusive == Height::ZERO {
-        // What nothing is known to be settled of is asked at the block that names it, and the answer would come to lie below the one that it is to replace.
+        // No block is known to be settled now. What is asked at the block that names it would come to lie below the answer that it is to replace.
         return Err(not_yet("reorgs that the raw store has had"));
     }
     let snapshot = context.app.snapshot().await?;
@@ -92,7 +92,7 @@ pub(super) async fn prepare(
     let mut questions: Vec<Question> = first_named.into_iter().map(question).collect();
     questions.sort_by(|a, b| (a.named, &a.key).cmp(&(b.named, &b.key)));
     let Answers { answers, open_from } =
-        ask_all(context, enricher, chunk.heights.start(), &questions).await?;
+        ask_all(context, enricher, lease.id, chunk.heights.start(), &questions).await?;
     if let Some(open_from) = open_from {
         chunk.cut(open_from);
     }

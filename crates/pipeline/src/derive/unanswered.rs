@@ -41,9 +41,16 @@ struct Kept {
     answered: BTreeMap<&'static str, Key>,
     /// Since when a service's node limits the rate.
     busy: BTreeMap<&'static str, Busy>,
-    /// Answers whose chunk has to wait for others, with the question.
-    answers: BTreeMap<(&'static str, Key), (Question, Answer)>,
+    /// Answers whose chunk has to wait for others.
+    answers: BTreeMap<(&'static str, Key), KeptAnswer>,
     answer_bytes: usize,
+}
+
+struct KeptAnswer {
+    /// The lease that it was asked under: a range that is made again, now or later, asks anew.
+    lease_id: u64,
+    question: Question,
+    answer: Answer,
 }
 
 struct Busy {
@@ -109,23 +116,28 @@ impl Unanswered {
     }
 
     /// Keeps an answer until those beside it come.
-    pub fn keep(&self, service: &'static str, question: Question, answer: Answer) {
+    pub fn keep(&self, service: &'static str, lease_id: u64, question: Question, answer: Answer) {
         let mut kept = self.kept();
         kept.answer_bytes += answer.size_bytes();
-        let before = kept.answers.insert((service, question.key.clone()), (question, answer));
-        kept.answer_bytes -= before.map_or(0, |(_, answer)| answer.size_bytes());
+        let key = (service, question.key.clone());
+        let before = kept.answers.insert(key, KeptAnswer { lease_id, question, answer });
+        kept.answer_bytes -= before.map_or(0, |before| before.answer.size_bytes());
         while kept.answer_bytes > MAX_ANSWER_BYTES
-            && let Some((_, (_, answer))) = kept.answers.pop_first()
+            && let Some((_, first)) = kept.answers.pop_first()
         {
-            kept.answer_bytes -= answer.size_bytes();
+            kept.answer_bytes -= first.answer.size_bytes();
         }
     }
 
-    /// Takes the answer to a question that was kept: to the very same, or, of a thing that is asked at the finalised block, to one at an earlier such block that isn't
-    /// below the one that names it.
-    pub fn take(&self, service: &'static str, question: &Question) -> Option<Answer> {
+    /// Takes the answer to a question of this lease that was kept: to the very same, or, of a thing that is asked at the finalised block, to one at an earlier
+    /// such block that isn't below the one that names it.
+    pub fn take(&self, service: &'static str, lease_id: u64, question: &Question) -> Option<Answer> {
         let mut kept = self.kept();
-        let (asked, answer) = kept.answers.remove(&(service, question.key.clone()))?;
+        let key = (service, question.key.clone());
+        if kept.answers.get(&key)?.lease_id != lease_id {
+            return None;
+        }
+        let KeptAnswer { question: asked, answer, .. } = kept.answers.remove(&key)?;
         kept.answer_bytes -= answer.size_bytes();
         let is_of_it = asked.at == question.at
             || (asked.is_settled
@@ -155,4 +167,28 @@ pub(super) async fn node_answers(
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_core::{BlockId, Height};
+    use cairn_store::derived::Value;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_kept_for_the_lease_that_asked() {
+        let question = Question {
+            key: Key(vec![Value::Int(1)]),
+            named: Height(5),
+            at: BlockRef { height: Height(9), id: BlockId([0; 32]) },
+            is_settled: true,
+        };
+        let answer = Answer { rows: Vec::new(), is_given_up: false };
+        let unanswered = Unanswered::default();
+        unanswered.keep("asker", 1, question.clone(), answer);
+        assert!(unanswered.take("asker", 2, &question).is_none());
+        assert!(unanswered.take("asker", 1, &question).is_some());
+        assert!(unanswered.take("asker", 1, &question).is_none());
+    }
 }
