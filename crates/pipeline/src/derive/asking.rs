@@ -151,6 +151,8 @@ async fn ask_group(
             break;
         }
     }
+    // Of rows that several answers make at one block the last counts: the order is that of the questions, whatever was kept.
+    answered.sort_by(|(a, _), (b, _)| (a.named, &a.key).cmp(&(b.named, &b.key)));
     let open_from = waits.as_ref().map(|waits| waits.named);
     let mut answers = Vec::with_capacity(answered.len());
     for (question, answer) in answered {
