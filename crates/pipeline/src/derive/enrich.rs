@@ -98,12 +98,29 @@ pub(super) async fn prepare(
     }
     // Several answers may make one row: all go, since the store keeps those that a reorg may bring back.
     let mut rows: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
+    // Of a thing that was given up, rows of tables that other things have a part in too.
+    let mut shared: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
     for (key, answer) in answers {
         if answer.is_given_up && known.contains(&key) {
             continue;
         }
         for (table, row) in answer.rows {
+            let is_shared = answer.is_given_up && table != enricher.known_in().name;
+            let rows = if is_shared { &mut shared } else { &mut rows };
             rows.entry(table).or_default().push(row);
+        }
+    }
+    for (name, given_up) in shared {
+        let table = context.catalog.table(name)?;
+        let answered: BTreeSet<Key> =
+            rows.get(name).into_iter().flatten().map(|row| table.key_of(row)).collect();
+        let keys: Vec<Key> = given_up.iter().map(|row| table.key_of(row)).collect();
+        let stored = context.app.snapshot().await?.rows(name, &keys).await?;
+        for ((row, key), stored) in given_up.into_iter().zip(keys).zip(stored) {
+            // What is known stays.
+            if stored.is_none() && !answered.contains(&key) {
+                rows.entry(name).or_default().push(row);
+            }
         }
     }
     let rows = rows.into_iter().map(|(table, rows)| TableRows { table, rows }).collect();
