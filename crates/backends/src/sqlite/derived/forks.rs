@@ -218,8 +218,13 @@ impl Write<'_> {
     fn apply_step(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<ApplyProgress> {
         // `first_orphan` is the height after a block's.
         let above = first_orphan.saturating_sub(1);
-        // Answers that are above once all undo rows are gone have replaced none.
         let mut left = self.restore(entry_id, first_orphan, max_rows)?;
+        if left > 0 && self.any_undo(first_orphan)? {
+            // A late answer to an old question came between two steps, and lies below one whose key was passed already: that one is restored, not deleted.
+            self.set_restored(entry_id, "", &[])?;
+            return Ok(ApplyProgress::More);
+        }
+        // Answers that are above once all undo rows are gone have replaced none.
         for table in self.tables.all() {
             if left == 0 {
                 break;
@@ -233,8 +238,8 @@ impl Write<'_> {
 
     /// Restores rows of state and answers in the order of their keys, so that each page of a table is written about once: the first undo row of a key
     /// at or above `first_orphan` says what it was at the common block, and the others of that key go with it. The place where a step
-    /// ends is kept for the next one; nobody writes undo rows at these heights meanwhile (step 3 of a commit). Returns how many of `max_rows` are left: none
-    /// as long as there may be more.
+    /// ends is kept for the next one. Meanwhile only an answer from below these heights leaves an undo row there (step 3 of a commit), maybe of a key that was
+    /// passed. Returns how many of `max_rows` are left: none as long as there may be more.
     fn restore(&self, entry_id: u64, first_orphan: Height, max_rows: usize) -> Result<usize> {
         let restored: (String, Vec<u8>) = self
             .tx
@@ -283,11 +288,17 @@ impl Write<'_> {
             left = left.saturating_sub(delete.execute(params![name, key, sql(first_orphan)]).map_err(db)?);
             last = (name, key);
         }
+        self.set_restored(entry_id, &last.0, &last.1)?;
+        Ok(left)
+    }
+
+    /// Keeps the place where the next step goes on.
+    fn set_restored(&self, entry_id: u64, table: &str, key: &[u8]) -> Result<()> {
         self.tx
             .prepare_cached("UPDATE reorgs_applied SET restored_table = ?2, restored_key = ?3 WHERE id = ?1")
-            .and_then(|mut statement| statement.execute(params![number(entry_id), last.0, last.1]))
+            .and_then(|mut statement| statement.execute(params![number(entry_id), table, key]))
             .map_err(db)?;
-        Ok(left)
+        Ok(())
     }
 
     /// Whether nothing is left to undo.
@@ -299,8 +310,13 @@ impl Write<'_> {
                 return Ok(false);
             }
         }
+        Ok(!self.any_undo(first_orphan)?)
+    }
+
+    /// Whether there are undo rows at or above a height.
+    fn any_undo(&self, first_orphan: Height) -> Result<bool> {
         self.tx
-            .prepare_cached("SELECT NOT EXISTS (SELECT 1 FROM state_undo WHERE height >= ?1)")
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM state_undo WHERE height >= ?1)")
             .and_then(|mut statement| statement.query_row([sql(first_orphan)], |row| row.get(0)))
             .map_err(db)
     }

@@ -26,6 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
         an_answer_of_the_same_block_replaces,
         readers_see_the_answer_below_at_every_moment,
         a_crash_at_any_step_is_gone_on_from,
+        a_late_answer_between_two_steps_is_what_is_left,
         who_is_too_late_leaves_nothing_to_bring_back,
         what_finality_passed_is_forgotten,
         a_reset_leaves_nothing_to_bring_back,
@@ -237,6 +238,35 @@ async fn a_crash_at_any_step_is_gone_on_from(factory: Arc<dyn DerivedFactory>) -
         subject.switch(22, 40, 3, 1).await?;
         let first: Vec<Answer<'_>> = answers.iter().map(|answers| answers[0]).collect();
         reads(&subject, &first).await?;
+    }
+    Ok(())
+}
+
+async fn a_late_answer_between_two_steps_is_what_is_left(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    for late_at in 0..5 {
+        let (mut subject, lease) = begin(&factory).await?;
+        let mut lease = lay(&subject, &lease, &[(1, "b", 30)]).await?;
+        for thing in 2..=4 {
+            lease = lay(&subject, &lease, &[(thing, "a", 20), (thing, "b", 30)]).await?;
+        }
+        let entry = subject.raw.fork(25);
+        subject.store.begin_apply(&entry).await?;
+        // Whoever works below the reorg goes on while it is applied.
+        let lease = claim(&subject).await?;
+        let mut expected: Vec<Answer<'_>> = vec![(2, "a", 20), (3, "a", 20), (4, "a", 20)];
+        for step in 0.. {
+            if step == late_at {
+                lay(&subject, &lease, &[(1, "late", 9)]).await?;
+                expected.insert(0, (1, "late", 9));
+            }
+            let progress = subject.store.apply_step(entry.id, 1).await?;
+            reads(&subject, &expected).await?;
+            if progress == ApplyProgress::Done {
+                break;
+            }
+        }
+        subject.store.finish_apply(entry.id).await?;
+        reads(&subject, &expected).await?;
     }
     Ok(())
 }
