@@ -73,14 +73,17 @@ pub(super) async fn prepare(
             }
         }
     }
-    let mut known: BTreeSet<Key> = BTreeSet::new();
+    let known_in = context.catalog.table(enricher.known_in().name)?;
+    let asked_at = |row: &Row| row.0[known_in.height_column()?].as_height();
+    // What is known, and at which block it was asked.
+    let mut known: BTreeMap<Key, Option<Height>> = BTreeMap::new();
     let keys: Vec<Key> = first_named.keys().cloned().collect();
     for keys in keys.chunks(4_096) {
-        let rows = snapshot.rows(enricher.known_in().name, keys).await?;
-        known.extend(keys.iter().zip(rows).filter(|(_, row)| row.is_some()).map(|(key, _)| key.clone()));
+        let rows = snapshot.rows(known_in.name(), keys).await?;
+        known.extend(keys.iter().zip(rows).filter_map(|(key, row)| Some((key.clone(), asked_at(&row?)))));
     }
     if !asks_again {
-        first_named.retain(|key, _| !known.contains(key));
+        first_named.retain(|key, _| !known.contains_key(key));
     }
     drop(snapshot);
 
@@ -90,22 +93,33 @@ pub(super) async fn prepare(
         _ => Question { key, named: named.height, at: named, is_settled: false },
     };
     let mut questions: Vec<Question> = first_named.into_iter().map(question).collect();
+    let (service, start) = (enricher.service().name, chunk.heights.start());
+    if asks_again {
+        // A chunk of this lease that was committed asked at this very block.
+        questions.retain(|Question { key, at, is_settled, .. }| {
+            let is_of_it = *is_settled && known.get(key) == Some(&Some(at.height));
+            !(is_of_it && context.unanswered.was_asked_again(service, lease.id, key, start))
+        });
+    }
     questions.sort_by(|a, b| (a.named, &a.key).cmp(&(b.named, &b.key)));
-    let Answers { answers, open_from } =
-        ask_all(context, enricher, lease.id, chunk.heights.start(), &questions).await?;
+    let Answers { answers, open_from } = ask_all(context, enricher, lease.id, start, &questions).await?;
     if let Some(open_from) = open_from {
         chunk.cut(open_from);
+    }
+    if asks_again {
+        let answered = answers.iter().filter(|(_, answer)| !answer.is_given_up).map(|(key, _)| key.clone());
+        context.unanswered.asked_again(service, lease.id, answered, start);
     }
     // Several answers may make one row: all go, since the store keeps those that a reorg may bring back.
     let mut rows: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
     // Of a thing that was given up, rows of tables that other things have a part in too.
     let mut shared: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
     for (key, answer) in answers {
-        if answer.is_given_up && known.contains(&key) {
+        if answer.is_given_up && known.contains_key(&key) {
             continue;
         }
         for (table, row) in answer.rows {
-            let is_shared = answer.is_given_up && table != enricher.known_in().name;
+            let is_shared = answer.is_given_up && table != known_in.name();
             let rows = if is_shared { &mut shared } else { &mut rows };
             rows.entry(table).or_default().push(row);
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cairn_core::BlockRef;
+use cairn_core::{BlockRef, Height};
 use cairn_store::derived::{Key, Scan};
 use tokio::time::Instant;
 
@@ -20,6 +20,8 @@ use super::processor::Enricher;
 pub(super) const MAX_TRIES: u32 = 10;
 /// Things that are counted at once; more are counted anew.
 const MAX_KEPT: usize = 4_096;
+/// Things of one range that are asked about again once only; more are asked about in each chunk that names them.
+const MAX_ASKED_AGAIN: usize = 65_536;
 /// Known things that are asked about to see whether a node answers.
 const PROBES: usize = 3;
 /// The first and the longest pause that is kept where a node limits the rate and doesn't say for how long, in milliseconds.
@@ -44,6 +46,8 @@ struct Kept {
     /// Answers whose chunk has to wait for others.
     answers: BTreeMap<(&'static str, Key), KeptAnswer>,
     answer_bytes: usize,
+    /// The lease of each service that made a range again last, and what it got answers about, with the start of the chunk.
+    asked_again: BTreeMap<&'static str, (u64, BTreeMap<Key, Height>)>,
 }
 
 struct KeptAnswer {
@@ -145,6 +149,31 @@ impl Unanswered {
                 && (question.named..=question.at.height).contains(&asked.at.height));
         is_of_it.then_some(answer)
     }
+
+    /// A lease that makes a range again got answers about these things in the chunk that begins at `start`.
+    pub fn asked_again(
+        &self,
+        service: &'static str,
+        lease_id: u64,
+        keys: impl Iterator<Item = Key>,
+        start: Height,
+    ) {
+        let mut kept = self.kept();
+        let (of_lease, asked) = kept.asked_again.entry(service).or_default();
+        if *of_lease != lease_id {
+            *of_lease = lease_id;
+            asked.clear();
+        }
+        let room = MAX_ASKED_AGAIN.saturating_sub(asked.len());
+        asked.extend(keys.take(room).map(|key| (key, start)));
+    }
+
+    /// Whether it did so in a chunk before the one that begins at `start`, which was committed then.
+    pub fn was_asked_again(&self, service: &'static str, lease_id: u64, key: &Key, start: Height) -> bool {
+        let kept = self.kept();
+        let asked = kept.asked_again.get(service).filter(|(of_lease, _)| *of_lease == lease_id);
+        asked.and_then(|(_, asked)| asked.get(key)).is_some_and(|from| *from < start)
+    }
 }
 
 /// Whether the node answers about something at this block: what it answered last, or what is known from before.
@@ -171,7 +200,7 @@ pub(super) async fn node_answers(
 
 #[cfg(test)]
 mod tests {
-    use cairn_core::{BlockId, Height};
+    use cairn_core::BlockId;
     use cairn_store::derived::Value;
 
     use super::*;
@@ -190,5 +219,18 @@ mod tests {
         assert!(unanswered.take("asker", 2, &question).is_none());
         assert!(unanswered.take("asker", 1, &question).is_some());
         assert!(unanswered.take("asker", 1, &question).is_none());
+    }
+
+    #[test]
+    fn what_a_committed_chunk_asked_again_is_not_asked_once_more_by_its_lease() {
+        let unanswered = Unanswered::default();
+        let key = Key(vec![Value::Int(1)]);
+        let was = |lease_id, start| unanswered.was_asked_again("asker", lease_id, &key, Height(start));
+        unanswered.asked_again("asker", 1, std::iter::once(key.clone()), Height(5));
+        assert!(!was(1, 5), "the same chunk once more: it was not committed");
+        assert!(was(1, 6));
+        assert!(!was(2, 6), "another lease");
+        unanswered.asked_again("asker", 2, std::iter::once(key.clone()), Height(7));
+        assert!(!was(1, 8) && was(2, 8));
     }
 }
