@@ -25,6 +25,9 @@ use super::unanswered::{MAX_TRIES, node_answers};
 /// Questions of one group for each that is asked at once: so that few wait for the slowest one.
 const GROUP_FACTOR: usize = 4;
 
+/// How often a node limits the rate over one thing before that is told; then at each power of two.
+const WARN_REFUSALS: u32 = 16;
+
 /// A thing to ask about.
 #[derive(Debug, Clone)]
 pub(super) struct Question {
@@ -209,6 +212,10 @@ async fn ask_part(
             }
             Some(Err(Trouble { message, busy: None })) => message,
             Some(Err(Trouble { message, busy: Some(_) })) => {
+                let times = context.unanswered.refused(service, &question.key);
+                if times >= WARN_REFUSALS && times.is_power_of_two() {
+                    tracing::warn!(service, key = ?question.key, times, %message, "the node limits the rate each time it is asked about this");
+                }
                 has_to_wait(message);
                 continue;
             }

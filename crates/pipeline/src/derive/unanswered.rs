@@ -39,6 +39,8 @@ pub(super) struct Unanswered {
 #[derive(Default)]
 struct Kept {
     tries: BTreeMap<(&'static str, Key), u32>,
+    /// How often it limited the rate over a thing since it answered about that.
+    refusals: BTreeMap<(&'static str, Key), u32>,
     /// What each service got an answer about last.
     answered: BTreeMap<&'static str, Key>,
     /// Since when a service's node limits the rate.
@@ -71,7 +73,9 @@ impl Unanswered {
     /// The node answered about it.
     pub fn answered(&self, service: &'static str, key: &Key) {
         let mut kept = self.kept();
-        kept.tries.remove(&(service, key.clone()));
+        let of_key = (service, key.clone());
+        kept.tries.remove(&of_key);
+        kept.refusals.remove(&of_key);
         kept.answered.insert(service, key.clone());
     }
 
@@ -84,6 +88,17 @@ impl Unanswered {
         let tries = kept.tries.entry((service, key.clone())).or_default();
         *tries += 1;
         *tries
+    }
+
+    /// The node limited the rate when it was asked about it; says how often that happened. It counts for what is told only.
+    pub fn refused(&self, service: &'static str, key: &Key) -> u32 {
+        let mut kept = self.kept();
+        if kept.refusals.len() >= MAX_KEPT {
+            kept.refusals.clear();
+        }
+        let times = kept.refusals.entry((service, key.clone())).or_default();
+        *times = times.saturating_add(1);
+        *times
     }
 
     /// The node limits the rate, and maybe says for how long. Those that were on their way together are one time.
