@@ -18,7 +18,7 @@ use cairn_store::memory::CommitHook;
 use cairn_store::{AppendBatch, RawReader, RawWriter, StoreError};
 use tokio::time::{Duration, Instant};
 
-use support::derive::{Derived, MARKS, NAMES, marks, names};
+use support::derive::{Derived, MARKS, NAMES, PARITIES, marks, names};
 use support::{MAIN, busy, fork, pass_ms, tiny};
 
 fn away() -> AskError {
@@ -473,5 +473,65 @@ async fn what_a_newer_answer_replaced_is_there_again_after_a_reorg_as_in_a_clean
         assert_eq!(world.rows(NAMES.name).await, clean.rows(NAMES.name).await, "{chunk_heights}");
         working.stop().await.unwrap();
         clean_working.stop().await.unwrap();
+    }
+}
+
+/// Asks about each block; the node has no answer about those of odd height, nor about the last one.
+struct ParityWorker;
+
+static PARITY_WORKER: ServiceInfo = ServiceInfo { tables: &[&NAMES, &PARITIES], ..GROUP_WORKER };
+
+impl ParityWorker {
+    fn rows(key: &Key, at: BlockRef, name: &'static str) -> Vec<(&'static str, Row)> {
+        let row = |key| Row(vec![key, Value::text(name), Value::height(at.height)]);
+        let parity = Value::uint(at.height.get() % 2);
+        vec![(NAMES.name, row(key.0[0].clone())), (PARITIES.name, row(parity))]
+    }
+}
+
+#[async_trait]
+impl Enricher for ParityWorker {
+    fn service(&self) -> &'static ServiceInfo {
+        &PARITY_WORKER
+    }
+
+    fn reads(&self) -> &'static [&'static TableDef] {
+        READS
+    }
+
+    fn wanted(&self, _table: usize, row: &Row, wanted: &mut Vec<Key>) {
+        wanted.push(Key(vec![row.0[1].clone()]));
+    }
+
+    fn known_in(&self) -> &'static TableDef {
+        &NAMES
+    }
+
+    async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
+        if at.height.get() % 2 == 1 || at.height == Height(20) {
+            return Err(AskError::last("no such state"));
+        }
+        Ok(Asked::Rows(ParityWorker::rows(key, at, "ok")))
+    }
+
+    fn given_up(&self, key: &Key, at: BlockRef, _message: &str) -> Vec<(&'static str, Row)> {
+        ParityWorker::rows(key, at, "failed")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_up_leaves_a_row_alone_that_another_answer_made() {
+    for chunk_heights in [1, 3, 500] {
+        let world = Derived::new(tiny(1), 20).await;
+        let options = DeriveOptions { chunk_heights, ..world.options() };
+        let processors = vec![marks(|_, _| Ok(())), Processor::Enricher(Arc::new(ParityWorker))];
+        let working = world.start(processors, options);
+        world.until_next("name_worker", 21).await;
+        let failed = named(&world).await.values().filter(|name| name.contains("failed")).count();
+        assert_eq!(failed, 11);
+        let parities = world.rows(PARITIES.name).await;
+        let said: Vec<&Value> = parities.iter().map(|row| &row.0[1]).collect();
+        assert_eq!(said, [&Value::text("ok"), &Value::text("failed")], "{chunk_heights}");
+        working.stop().await.unwrap();
     }
 }

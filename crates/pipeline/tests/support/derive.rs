@@ -100,8 +100,20 @@ pub static NAMES: TableDef = TableDef {
     indexes: &[],
 };
 
+/// What the newest answer of a parity of heights said.
+pub static PARITIES: TableDef = TableDef {
+    name: "parities",
+    columns: &[
+        column("parity", ColumnType::Int),
+        column("name", ColumnType::Text),
+        column(ASKED_AT_HEIGHT, ColumnType::Int),
+    ],
+    key: &["parity"],
+    ..NAMES
+};
+
 pub fn catalog() -> Catalog {
-    Catalog::new([&MARKS, &TAILS, &COUNTS, &SLOTS, &LINKS, &NAMES]).unwrap()
+    Catalog::new([&MARKS, &TAILS, &COUNTS, &SLOTS, &LINKS, &NAMES, &PARITIES]).unwrap()
 }
 
 type MapFn = dyn Fn(&StoredBlock, &mut Output) -> Result<(), ProcessError> + Send + Sync;
