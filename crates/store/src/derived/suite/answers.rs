@@ -326,7 +326,7 @@ async fn a_reset_leaves_nothing_to_bring_back(factory: Arc<dyn DerivedFactory>) 
     subject.anew(ASKER).await?;
     while subject.store.reset_step(ASKER, 1).await? {}
     reads(&subject, &[]).await?;
-    same("undo rows", subject.store.prune_undo(Height(40), 100).await?, 0)?;
+    same("undo rows", subject.store.prune_undo(Height(32), 100).await?, 0)?;
     let lease = claim(&subject).await?;
     lay(&subject, &lease, &[(1, "d", 35)]).await?;
     subject.switch(32, 40, 2, 100).await?;
