@@ -158,6 +158,8 @@ async fn live_through(layout: Arc<dyn BlockLayout>, elsewhere: &[&str]) {
     traces[399] ^= 1;
     wrong[last].traces = Some(traces.into());
     assert!(matches!(store.append(fence, batch(&wrong)).await, Err(StoreError::Conflict { .. })));
+    // What was put for it is nobody's.
+    collect(&payloads, &store).await;
 
     // A reorg takes them along, and nothing that a row needs is collected, an orphan's neither.
     let common = main[15].block_ref();
