@@ -411,6 +411,52 @@ async fn asking_again_waits_for_a_reorg_so_that_no_answer_comes_to_lie_below_the
     working.stop().await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn asking_for_the_first_time_waits_for_rows_that_are_made_again() {
+    let world = Derived::new(tiny(1), 20).await;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let notes = asked.clone();
+    let enricher = names(move |_, at| {
+        notes.lock().unwrap().push(at.height.get());
+        (1, Ok(Some("a name".into())))
+    });
+    // The mapper is broken at height 8, for whoever makes rows again.
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let mapper = || {
+        let breaks = is_broken.clone();
+        marks(move |block, _| {
+            if block.facts.height == Height(8) && breaks.load(SeqCst) {
+                return Err(ProcessError { block: block.facts.block_ref(), message: "not now".into() });
+            }
+            Ok(())
+        })
+    };
+    let options = || DeriveOptions {
+        malformed: MalformedPolicy::Halt,
+        chunk_heights: 1,
+        failed_pause_ms: 1_000,
+        ..world.options()
+    };
+    let working = world.start(vec![mapper()], options());
+    world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+    is_broken.store(true, SeqCst);
+    let heights = HeightRange::new(Height(5), Height(12));
+    world.app.request_reindex("mark_worker", 1, heights, 100).await.unwrap();
+    let working = world.start(vec![mapper(), enricher], options());
+    pass_ms(20_000).await;
+    // Rows from height 8 on are old, and nobody comes back to them.
+    assert!(asked.lock().unwrap().iter().all(|height| *height < 8), "{asked:?}");
+    world.until_next("name_worker", 8).await;
+    is_broken.store(false, SeqCst);
+    for lease in world.leases().await.iter().filter(|lease| lease.status == LeaseStatus::Failed) {
+        world.app.retry_lease(lease.id).await.unwrap();
+    }
+    world.until_next("name_worker", 21).await;
+    assert_eq!(*asked.lock().unwrap(), (0..=20).collect::<Vec<u64>>());
+    working.stop().await.unwrap();
+}
+
 /// Asks about each block; what it is told is also told of all blocks of even, or of odd height, of which the newest answer counts.
 struct GroupWorker;
 

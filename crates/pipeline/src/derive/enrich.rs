@@ -1,7 +1,7 @@
 //! One chunk of an enricher: things that event rows name, asked of a node once.
 //!
 //! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
-//! again; anything else is asked at the finalised block. A range that is made again asks about what is known too, once the rows that name it are made again;
+//! again; anything else is asked at the finalised block. A chunk ends where rows that name things are being made again. A range that is made again asks about what is known too;
 //! what is known stays where the node has no answer now. No transaction is open while a node is asked. A chunk that names more than one commit takes is cut, down to one
 //! block ([`super::asking`]). What only it fails over is given up in the end ([`super::unanswered`]).
 
@@ -48,7 +48,8 @@ pub(super) async fn prepare(
         if snapshot.checkpoint(upstream).is_none_or(|upstream| upstream.next < chunk.heights.end()) {
             return Err(not_yet(format!("{upstream} up to height {}", chunk.heights.end())));
         }
-        if asks_again && let Some(again) = snapshot.made_again_from(upstream, chunk.heights.start()).await? {
+        // In the snapshot that the rows were read from, as a folder does: what is old there would be passed over for good.
+        if let Some(again) = snapshot.made_again_from(upstream, chunk.heights.start()).await? {
             chunk.cut(again);
         }
     }

@@ -421,7 +421,14 @@ impl Worker {
         let limit = match lease.kind {
             LeaseKind::Index => {
                 let Some(tip) = self.context.wake.head().and_then(|head| head.tip) else { return Ok(None) };
-                self.upstream_limit(tip.height.next()).await?
+                let limit = self.upstream_limit(tip.height.next()).await?;
+                match self.processor {
+                    Processor::Enricher(_) => {
+                        let snapshot = self.context.app.snapshot().await?;
+                        self.made_again_limit(&*snapshot, lease.done_to, limit).await?
+                    }
+                    _ => limit,
+                }
             }
             // What is made again lies below the checkpoint.
             LeaseKind::Reindex => {
@@ -458,7 +465,7 @@ impl Worker {
         }
     }
 
-    /// How far an enricher may ask again: up to where the rows that name what it asks about are being made again themselves.
+    /// How far an enricher may ask, for the first time or again: up to where the rows that name what it asks about are being made again themselves.
     async fn made_again_limit(
         &self,
         snapshot: &dyn DerivedSnapshot,
