@@ -104,6 +104,7 @@ bugs!(
     RebuildsAreNotTold,
     RebuildsAreNeverOver,
     RebuildsForgetThePause,
+    RebuildsLeaveWhoAsksAtIt,
     PruneIsUnbounded,
     DeleteCountsEveryKey,
     MaintainDeletes,
@@ -503,6 +504,10 @@ impl DerivedMaintenance for Buggy {
             for service in &request.anew {
                 self.inner.set_paused(service, false).await?;
             }
+        }
+        if self.has(Bug::RebuildsLeaveWhoAsksAtIt) {
+            let again = request.again.iter().filter(|again| !again.is_behind).cloned().collect();
+            return self.inner.begin_rebuild(&RebuildRequest { again, ..request.clone() }).await;
         }
         self.inner.begin_rebuild(request).await
     }

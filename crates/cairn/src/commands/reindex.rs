@@ -9,7 +9,6 @@ use anyhow::{Context, bail};
 use cairn_backends::postgres::Behind;
 use cairn_core::{Height, HeightRange};
 use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
-use cairn_store::StoreError;
 use cairn_store::derived::{
     DerivedSnapshot, LeaseFilter, LeaseKind, LeaseStatus, RangeAgain, RebuildRequest, TableClass, TableDef,
     WorkerLease,
@@ -93,21 +92,15 @@ pub async fn request(
     }
     message += &format!("{worker}: heights {range} are made again\n");
     for follower in followers {
-        let name = follower.service.name;
-        // What never ran begins with these rows by itself.
-        let Some(checkpoint) = snapshot.checkpoint(name).cloned() else { continue };
         match follower.kind {
-            Kind::Folder => asked.anew.push(name.to_owned()),
-            Kind::Enricher => {
-                let first = first_height(app, name, checkpoint.next).await?;
-                let range = range.intersect(HeightRange::new(first, checkpoint.next));
-                if let Some(told) = ask_again(config, &*snapshot, follower.service, range, &mut asked).await?
-                {
-                    message += &told;
-                    message.push('\n');
-                }
+            Kind::Folder if has_run(&*snapshot, follower.service.name) => {
+                asked.anew.push(follower.service.name.to_owned());
             }
-            Kind::Mapper => {}
+            Kind::Enricher => {
+                let told = ask_again(config, app, &*snapshot, follower.service, range, &mut asked).await?;
+                message.extend(told.map(|told| told + "\n"));
+            }
+            Kind::Folder | Kind::Mapper => {}
         }
     }
     drop(snapshot);
@@ -122,76 +115,92 @@ pub async fn request(
     Ok(message)
 }
 
-/// Lets the enrichers behind a mapper ask again about what a range names that it makes again. What each of them does, a line each.
+/// Whether a worker has made anything here: one that is being cleared has no checkpoint, and may have been begun anew already. What never ran begins with new rows by itself.
+pub fn has_run(snapshot: &dyn DerivedSnapshot, worker: &str) -> bool {
+    snapshot.checkpoint(worker).is_some()
+        || snapshot.rebuilds().iter().any(|rebuild| rebuild.service == worker)
+}
+
+/// Adds the enrichers behind a mapper to what is asked for: they ask again about what a range names that it makes again. What each of them does, a line each.
 pub async fn ask_again_behind(
     config: &Config,
     app: &dyn AppStore,
+    snapshot: &dyn DerivedSnapshot,
     mapper: &str,
     range: HeightRange,
+    asked: &mut RebuildRequest,
 ) -> anyhow::Result<Vec<String>> {
-    let snapshot = app.snapshot().await?;
-    let (mut asked, mut told) = (RebuildRequest::default(), Vec::new());
+    let mut told = Vec::new();
     for follower in workers(config)? {
         let service = follower.service;
-        if follower.kind != Kind::Enricher || !service.upstreams.contains(&mapper) {
-            continue;
-        }
-        // What never ran begins with these rows by itself.
-        let Some(checkpoint) = snapshot.checkpoint(service.name).cloned() else { continue };
-        let first = first_height(app, service.name, checkpoint.next).await?;
-        let range = range.intersect(HeightRange::new(first, checkpoint.next));
-        told.extend(ask_again(config, &*snapshot, service, range, &mut asked).await?);
-    }
-    drop(snapshot);
-    if !asked.again.is_empty() {
-        match app.begin_rebuild(&asked).await {
-            Ok(_) => {}
-            // Somebody else asked for it in between.
-            Err(StoreError::Invalid(why)) => {
-                told = vec![format!("what heights {range} name can't be asked again now: {why}")];
-            }
-            Err(error) => return Err(error.into()),
+        if follower.kind == Kind::Enricher && service.upstreams.contains(&mapper) {
+            told.extend(ask_again(config, app, snapshot, service, range, asked).await?);
         }
     }
     Ok(told)
 }
 
-fn again(config: &Config, service: &'static ServiceInfo, range: HeightRange) -> RangeAgain {
+/// A range to be made again.
+pub fn again(config: &Config, service: &'static ServiceInfo, range: HeightRange) -> RangeAgain {
     let range_heights = derive::options(config).range_of(service.name);
-    RangeAgain { service: service.name.to_owned(), version: service.version, range, range_heights }
+    RangeAgain {
+        service: service.name.to_owned(),
+        version: service.version,
+        range,
+        range_heights,
+        is_behind: false,
+    }
 }
 
-/// Lets an enricher ask again about what a range names whose rows are made again. It waits for them by itself. `None`: it never came to these heights.
+/// A lease under which some of these heights are being made again, or asked about again.
+pub async fn in_the_way(
+    snapshot: &dyn DerivedSnapshot,
+    worker: &str,
+    range: HeightRange,
+) -> anyhow::Result<Option<WorkerLease>> {
+    let filter = LeaseFilter { service: Some(worker.into()), limit: MAX_LEASES, ..LeaseFilter::default() };
+    let leases = snapshot.leases(&filter).await?;
+    Ok(leases.into_iter().find(|lease| {
+        lease.kind == LeaseKind::Reindex
+            && lease.status != LeaseStatus::Completed
+            && !lease.range.intersect(range).is_empty()
+    }))
+}
+
+/// Lets an enricher ask again about what a range names whose rows are made again. It waits for them by itself, and what it has under way is stopped. `None`: it never came to these
+/// heights.
 async fn ask_again(
     config: &Config,
+    app: &dyn AppStore,
     snapshot: &dyn DerivedSnapshot,
     service: &'static ServiceInfo,
     range: HeightRange,
     asked: &mut RebuildRequest,
 ) -> anyhow::Result<Option<String>> {
     let name = service.name;
-    if range.is_empty() {
-        // It comes to these heights yet.
-        return Ok(None);
-    }
-    let filter = LeaseFilter { service: Some(name.into()), limit: MAX_LEASES, ..LeaseFilter::default() };
-    let leases = snapshot.leases(&filter).await?;
-    let is_asking = |lease: &&WorkerLease| {
-        lease.kind == LeaseKind::Reindex
-            && lease.status != LeaseStatus::Completed
-            && !lease.range.intersect(range).is_empty()
-    };
-    if let Some(lease) = leases.iter().find(is_asking) {
+    // What never ran begins with these rows by itself.
+    let Some(next) = snapshot.checkpoint(name).map(|checkpoint| checkpoint.next) else { return Ok(None) };
+    let behind = |range| RangeAgain { is_behind: true, ..again(config, service, range) };
+    let first = first_height(app, name, next).await?;
+    let done = range.intersect(HeightRange::new(first.min(next), next));
+    if let Some(lease) = in_the_way(snapshot, name, range).await? {
+        // No more is asked for, but what is under way stops.
+        asked.again.push(behind(HeightRange::new(range.start(), range.start())));
         return Ok(Some(format!(
             "{name} asks about some of these heights again already (lease {} on {} is not done); when it has: cairn reindex --worker {name} --from {} --to {}",
             lease.id,
             lease.range,
-            range.start(),
-            range.end().saturating_sub(1)
+            done.start(),
+            done.end().saturating_sub(1)
         )));
     }
-    asked.again.push(again(config, service, range));
-    Ok(Some(format!("{name} asks again about what heights {range} name, once they are made again")))
+    // The store knows how far it has come by then.
+    asked.again.push(behind(range));
+    if done.is_empty() {
+        // It comes to these heights yet.
+        return Ok(None);
+    }
+    Ok(Some(format!("{name} asks again about what heights {done} name, once they are made again")))
 }
 
 /// Whether single ranges of a worker can be made again; else it begins anew from its first block.

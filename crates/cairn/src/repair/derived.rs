@@ -1,7 +1,7 @@
 //! The derived tables' part of a repair: the rows that mappers wrote, against what they make of the same blocks now.
 //!
 //! Blocks and rows are read in pieces, each from one snapshot of either store, and compared only where both stand on the same forks; a piece
-//! that a reorg disturbs is read again. What differs is asked for again by [`request_reindex`](cairn_store::derived::Coordinator::request_reindex), and
+//! that a reorg disturbs is read again. What differs is asked for again by [`begin_rebuild`](cairn_store::derived::DerivedMaintenance::begin_rebuild), and
 //! running workers make it; who asks a node about what such rows name asks again. State that was folded from such rows may be wrong too: it is folded anew where that is asked for, and named where not.
 //! Whether state is what the events make of it is looked at when they are right: [`super::state`].
 
@@ -12,13 +12,12 @@ use std::time::Duration;
 use cairn_core::{ErrorKind, Height, HeightRange, StoredBlock};
 use cairn_pipeline::derive::map_block;
 use cairn_pipeline::derive::processor::{Mapper, Processor};
-use cairn_store::derived::{Catalog, DerivedSnapshot, Key, Row};
+use cairn_store::derived::{Catalog, DerivedSnapshot, Key, RebuildRequest, Row};
 use cairn_store::{RawReader, StoreError};
 
 use super::{Report, ranges_of};
 use crate::commands::reindex;
 use crate::config::Config;
-use crate::derive;
 use crate::stores::AppStore;
 
 /// Heights that are compared at once.
@@ -215,27 +214,34 @@ impl Derived<'_> {
             let of = differences.iter().filter(|((_, height), _)| range.contains(*height));
             of.map(|(_, counts)| counts.iter().sum::<u64>()).sum()
         };
-        let range_heights = derive::options(self.config).range_of(service.name);
+        // All of it in one transaction: whoever is killed after it leaves nothing to ask for once more.
+        let snapshot = self.app.snapshot().await?;
+        let (mut asked, mut told, mut requested) = (RebuildRequest::default(), Vec::new(), 0);
         for range in ranges_of(heights, JOIN_HEIGHTS) {
             let range = range.intersect(derived);
-            match self.app.request_reindex(service.name, service.version, range, range_heights).await {
-                Ok(_) => report.rows_requested += count(range),
+            match reindex::in_the_way(&*snapshot, service.name, range).await? {
+                None => {
+                    asked.again.push(reindex::again(self.config, service, range));
+                    requested += count(range);
+                }
                 // What an earlier repair asked for is not mended yet.
-                Err(_) if self.is_being_made_again(service.name, range).await? => report.notes.push(format!(
+                Some(_) if is_being_made_again(&*snapshot, service.name, range).await? => told.push(format!(
                     "{}: of heights {range} some are being made again already; look again when they are",
                     service.name
                 )),
-                Err(error) => {
+                Some(lease) => {
                     report.unmended.push(format!(
-                        "{}: heights {range} can't be asked for again now: {error}",
-                        service.name
+                        "{}: heights {range} can't be asked for again now: lease {} on {} is not done",
+                        service.name, lease.id, lease.range
                     ));
                     continue;
                 }
             }
-            // Of what is being made again already too: an earlier repair may have ended in between.
-            let told = reindex::ask_again_behind(self.config, self.app, service.name, range).await?;
-            report.notes.extend(told);
+            // Of what is being made again already too: whoever asked for it may have ended in between.
+            told.extend(
+                reindex::ask_again_behind(self.config, self.app, &*snapshot, service.name, range, &mut asked)
+                    .await?,
+            );
         }
         for follower in self.processors {
             let Processor::Folder(folder) = follower else { continue };
@@ -243,26 +249,47 @@ impl Derived<'_> {
             if !folder.reads().iter().any(|table| tables.contains(table.name)) {
                 continue;
             }
-            if self.refold {
-                let first = reindex::reset(self.app, own.name).await?;
-                report.notes.push(format!(
-                    "{} is folded from these rows and begins anew at height {first}",
-                    own.name
-                ));
-            } else {
-                report.notes.push(format!(
+            if !self.refold {
+                told.push(format!(
                     "{} is folded from these rows: `cairn reindex --worker {}` once they are made again, if they were wrong when it read them",
                     own.name, own.name
                 ));
+            } else if reindex::has_run(&*snapshot, own.name) {
+                asked.anew.push(own.name.to_owned());
             }
+        }
+        drop(snapshot);
+        let begun = match self.app.begin_rebuild(&asked).await {
+            Ok(begun) => begun,
+            // Somebody else asked for some of it in between.
+            Err(StoreError::Invalid(why)) => {
+                report
+                    .unmended
+                    .push(format!("{}: its rows can't be asked for again now: {why}", service.name));
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        report.rows_requested += requested;
+        report.notes.extend(told);
+        for rebuild in begun {
+            reindex::clear(self.app, &rebuild.service).await?;
+            report.notes.push(format!(
+                "{} is folded from these rows and begins anew at height {}",
+                rebuild.service, rebuild.first
+            ));
         }
         Ok(())
     }
+}
 
-    async fn is_being_made_again(&self, service: &str, range: HeightRange) -> Result<bool, StoreError> {
-        let again = self.app.snapshot().await?.made_again_from(service, range.start()).await?;
-        Ok(again.is_some_and(|from| from < range.end()))
-    }
+async fn is_being_made_again(
+    snapshot: &dyn DerivedSnapshot,
+    service: &str,
+    range: HeightRange,
+) -> Result<bool, StoreError> {
+    let again = snapshot.made_again_from(service, range.start()).await?;
+    Ok(again.is_some_and(|from| from < range.end()))
 }
 
 async fn all_rows(

@@ -19,6 +19,17 @@ pub struct RangeAgain {
     pub range: HeightRange,
     /// Leases are cut at multiples of so many heights.
     pub range_heights: u64,
+    /// The service asks about rows that another of the same request makes again. Whoever holds one of its leases of kind `Index` loses it, since what is under way may have been
+    /// read from the old rows, and of the range only what the service has done counts: nothing, where it never ran.
+    pub is_behind: bool,
+}
+
+impl RangeAgain {
+    /// What of the range a service has done that stands here. `lowest` is where its lowest lease of kind `Index` begins.
+    pub fn done(&self, checkpoint: &DerivedCheckpoint, lowest: Option<Height>) -> HeightRange {
+        let first = lowest.map_or(checkpoint.next, |lowest| lowest.min(checkpoint.next));
+        self.range.intersect(HeightRange::new(first, checkpoint.next))
+    }
 }
 
 /// What begins together.

@@ -1,6 +1,6 @@
 //! Services that make everything anew: few rows, or none.
 
-use cairn_core::{BlockRef, Height};
+use cairn_core::{BlockRef, Height, HeightRange};
 use cairn_store::Result;
 use cairn_store::derived::{RangeAgain, Rebuild, RebuildRequest};
 use tokio_postgres::Row as PgRow;
@@ -93,8 +93,12 @@ pub(super) async fn forget_done(tx: &Tx<'_>) -> Faulty<Vec<String>> {
 /// All of a request, in one transaction.
 pub(super) async fn begin(shared: &Shared, request: &RebuildRequest) -> Faulty<Vec<Rebuild>> {
     let tx = shared.begin(Gate::Exclusive).await?;
-    for RangeAgain { service, version, range, range_heights } in &request.again {
-        insert_reindex(&tx, service, *version, *range, *range_heights).await?;
+    for again in &request.again {
+        let RangeAgain { service, version, range_heights, .. } = again;
+        let range = if again.is_behind { stop_behind(&tx, again).await? } else { Some(again.range) };
+        if let Some(range) = range {
+            insert_reindex(&tx, service, *version, range, *range_heights).await?;
+        }
     }
     let mut rebuilds = Vec::with_capacity(request.anew.len());
     for service in &request.anew {
@@ -102,6 +106,17 @@ pub(super) async fn begin(shared: &Shared, request: &RebuildRequest) -> Faulty<V
     }
     tx.commit("begin_rebuild").await?;
     Ok(rebuilds)
+}
+
+/// Takes what is under way from a service that asks about rows that are made again; what of the range it asks about again, if anything.
+async fn stop_behind(tx: &Tx<'_>, again: &RangeAgain) -> Faulty<Option<HeightRange>> {
+    const RELEASE: &str =
+        "UPDATE app.worker_leases SET status = 'FAILED', fence = nextval('app.fences'), next_try_at = $2,
+         updated_at = $2 WHERE worker_type = $1 AND kind = 'index' AND status = 'ACTIVE'";
+    let Some(checkpoint) = tx.checkpoint(&again.service, true).await? else { return Ok(None) };
+    tx.execute(RELEASE, &[&again.service, &tx.now()]).await?;
+    let done = again.done(&checkpoint, lowest(tx, &again.service).await?);
+    Ok(Some(done).filter(|range| !range.is_empty()))
 }
 
 pub(super) async fn anew(tx: &Tx<'_>, service: &str) -> Faulty<Rebuild> {

@@ -200,6 +200,16 @@ pub(super) fn give_back(
     Ok(lease)
 }
 
+/// Takes a service's leases of kind `Index` from whoever holds them.
+pub(super) fn release_index(conn: &Connection, service: &str, now_ms: u64) -> Result<()> {
+    let held = select(
+        conn,
+        "WHERE worker_type = ?1 AND kind = 'index' AND status = 'ACTIVE' ORDER BY id",
+        [service],
+    )?;
+    held.into_iter().try_for_each(|lease| give_back(conn, lease, now_ms).map(drop))
+}
+
 /// The checkpoint of a service; an error where it isn't registered.
 pub(super) fn registered(conn: &Connection, service: &str) -> Result<DerivedCheckpoint> {
     checkpoints::find(conn, service)?

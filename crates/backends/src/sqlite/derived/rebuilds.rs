@@ -1,6 +1,6 @@
 //! Services that make everything anew: few rows, or none.
 
-use cairn_core::{BlockRef, Height};
+use cairn_core::{BlockRef, Height, HeightRange};
 use cairn_store::derived::{RangeAgain, Rebuild, RebuildRequest};
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -85,10 +85,22 @@ pub(super) fn forget_done(conn: &Connection) -> Result<Vec<String>> {
 
 impl Write<'_> {
     pub(super) fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
-        for RangeAgain { service, version, range, range_heights } in &request.again {
-            self.request_reindex(service, *version, *range, *range_heights)?;
+        for again in &request.again {
+            let RangeAgain { service, version, range_heights, .. } = again;
+            let range = if again.is_behind { self.stop_behind(again)? } else { Some(again.range) };
+            if let Some(range) = range {
+                self.request_reindex(service, *version, range, *range_heights)?;
+            }
         }
         request.anew.iter().map(|service| self.anew(service)).collect()
+    }
+
+    /// Takes what is under way from a service that asks about rows that are made again; what of the range it asks about again, if anything.
+    fn stop_behind(&self, again: &RangeAgain) -> Result<Option<HeightRange>> {
+        let Some(checkpoint) = checkpoints::find(self.tx, &again.service)? else { return Ok(None) };
+        leases::release_index(self.tx, &again.service, self.now_ms)?;
+        let done = again.done(&checkpoint, leases::lowest(self.tx, &again.service)?);
+        Ok(Some(done).filter(|range| !range.is_empty()))
     }
 
     fn anew(&self, service: &str) -> Result<Rebuild> {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 
 use super::MemoryDerived;
 use super::coordinate::request_reindex;
 use super::state::State;
+use crate::derived::lease::{LeaseStatus, WorkerLease};
 use crate::derived::reader::QuarantinedBlock;
 use crate::derived::rebuild::{RangeAgain, Rebuild, RebuildRequest};
 use crate::derived::row::Key;
@@ -82,8 +83,12 @@ impl DerivedMaintenance for MemoryDerived {
 }
 
 fn begin_rebuild(state: &mut State, request: &RebuildRequest, now_ms: u64) -> Result<Vec<Rebuild>> {
-    for RangeAgain { service, version, range, range_heights } in &request.again {
-        request_reindex(state, service, *version, *range, *range_heights, now_ms)?;
+    for again in &request.again {
+        let RangeAgain { service, version, range_heights, .. } = again;
+        let range = if again.is_behind { stop_behind(state, again, now_ms) } else { Some(again.range) };
+        if let Some(range) = range {
+            request_reindex(state, service, *version, range, *range_heights, now_ms)?;
+        }
     }
     let mut rebuilds = Vec::with_capacity(request.anew.len());
     for service in &request.anew {
@@ -100,6 +105,17 @@ fn begin_rebuild(state: &mut State, request: &RebuildRequest, now_ms: u64) -> Re
         rebuilds.push(rebuild);
     }
     Ok(rebuilds)
+}
+
+/// Takes what is under way from a service that asks about rows that are made again; what of the range it asks about again, if anything.
+fn stop_behind(state: &mut State, again: &RangeAgain, now_ms: u64) -> Option<HeightRange> {
+    let checkpoint = state.checkpoints.get(&again.service)?.clone();
+    let index: Vec<WorkerLease> = state.index_leases(&again.service).into_iter().cloned().collect();
+    let lowest = index.first().map(|lease| lease.range.start());
+    for lease in index.into_iter().filter(|lease| lease.status == LeaseStatus::Active) {
+        state.give_back(lease, now_ms);
+    }
+    Some(again.done(&checkpoint, lowest)).filter(|range| !range.is_empty())
 }
 
 /// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.

@@ -6,15 +6,17 @@ use cairn_core::{Height, HeightRange};
 
 use super::raw::Raw;
 use super::subject::{START_MS, Subject};
-use super::tables::{FOLDER, HOLDINGS, MAPPER};
+use super::tables::{ASKER, FOLDER, HOLDINGS, MAPPER};
 use super::{Case, CaseResult, DerivedFactory};
 use crate::StoreError;
+use crate::derived::lease::LeaseKind;
 use crate::derived::rebuild::{RangeAgain, Rebuild, RebuildRequest};
-use crate::suite::check::{holds, is_invalid, refused, same};
+use crate::suite::check::{holds, is_fenced, is_invalid, refused, same};
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("rebuilding":
         ranges_and_rebuilds_begin_together_or_not_at_all,
+        who_asks_about_rows_made_again_loses_what_is_under_way,
         a_rebuild_is_told_until_everything_is_there_again,
         a_rebuild_that_was_left_is_finished_by_others,
         what_is_cleared_twice_is_cleared_once,
@@ -27,7 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn again(service: &str, from: u64, to: u64) -> RangeAgain {
     let range = HeightRange::new(Height(from), Height(to));
-    RangeAgain { service: service.into(), version: 1, range, range_heights: 10 }
+    RangeAgain { service: service.into(), version: 1, range, range_heights: 10, is_behind: false }
 }
 
 /// What the store says of the folder's rebuild, and whether it still counts.
@@ -93,6 +95,41 @@ async fn ranges_and_rebuilds_begin_together_or_not_at_all(factory: Arc<dyn Deriv
     clear(&subject).await?;
     subject.index_all(10, 10).await?;
     subject.dumps_as_its_chain().await
+}
+
+/// Begins to make a range of the mapper's again, with whoever asks about it.
+async fn make_again(subject: &Subject, from: u64, to: u64) -> CaseResult {
+    let behind = |service: &str| RangeAgain { is_behind: true, ..again(service, from, to) };
+    let again = vec![again(MAPPER, from, to), behind(ASKER), behind("nobody")];
+    subject.store.begin_rebuild(&RebuildRequest { again, ..RebuildRequest::default() }).await?;
+    Ok(())
+}
+
+/// The ranges of the asker's leases of kind `Reindex`.
+async fn asked_again(subject: &Subject) -> CaseResult<Vec<HeightRange>> {
+    let leases = subject.leases().await?.into_iter();
+    let again = leases.filter(|lease| lease.service == ASKER && lease.kind == LeaseKind::Reindex);
+    Ok(again.map(|lease| lease.range).collect())
+}
+
+async fn who_asks_about_rows_made_again_loses_what_is_under_way(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(40, 1)).await?;
+    subject.index(MAPPER, 10, 10).await?;
+    let lease = subject.claim(ASKER).await?;
+    let held = subject.commit(&lease, 5).await?.lease;
+    make_again(&subject, 0, 20).await?;
+    // What it has read of the old rows.
+    refused("the commit under way", subject.try_commit(&held, 8).await?, is_fenced)?;
+    let done = HeightRange::new(Height(0), Height(5));
+    same("what it has done is asked about again", asked_again(&subject).await?, vec![done])?;
+    // Of heights that it never came to it may have read rows all the same.
+    let held = subject.claim(ASKER).await?;
+    same("what is claimed next", (held.id, held.kind), (lease.id, LeaseKind::Index))?;
+    make_again(&subject, 20, 40).await?;
+    refused("the next commit under way", subject.try_commit(&held, 8).await?, is_fenced)?;
+    same("nothing is added", asked_again(&subject).await?, vec![done])
 }
 
 async fn a_rebuild_is_told_until_everything_is_there_again(factory: Arc<dyn DerivedFactory>) -> CaseResult {
