@@ -165,6 +165,12 @@ impl States<'_> {
             Err(error) => return Err(error.into()),
         };
         let Some(end) = snapshot.checkpoint(service.name).map(|checkpoint| checkpoint.next) else {
+            if snapshot.rebuilds().iter().any(|rebuild| rebuild.service == service.name) {
+                report.notes.push(format!(
+                    "{}: its state was not compared, since it begins anew and what it made before is still being deleted",
+                    service.name
+                ));
+            }
             return Ok(());
         };
         drop(snapshot);

@@ -21,14 +21,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
     let pause = Duration::from_millis(context.options.clear_ms.max(1));
     let mut seen = BTreeMap::new();
     while !context.stop.is_cancelled() {
-        match round(&context, &mut seen).await {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Halt => return Err(error.into()),
-            // Before the store follows a raw store there is nothing to clear either.
-            Err(error) => {
-                tracing::debug!(%error, "can't tell whether something is to be cleared; it is looked at again")
-            }
-        }
+        round(&context, &mut seen).await?;
         tokio::select! {
             biased;
             () = context.stop.cancelled() => {}
@@ -38,9 +31,17 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
     Ok(())
 }
 
-/// `seen` is how many steps there were at the last round, by service.
+/// `seen` is how many steps there were at the last round, by service. An error is one that ends all derived work of this process.
 async fn round(context: &Context, seen: &mut BTreeMap<String, u64>) -> Result<(), StoreError> {
-    let snapshot = context.app.snapshot().await?;
+    let snapshot = match context.app.snapshot().await {
+        Ok(snapshot) => snapshot,
+        Err(error) if error.kind() == ErrorKind::Halt => return Err(error),
+        // Before the store follows a raw store there is nothing to clear either.
+        Err(error) => {
+            tracing::debug!(%error, "can't tell whether something is to be cleared; it is looked at again");
+            return Ok(());
+        }
+    };
     let now: BTreeMap<String, u64> = snapshot
         .rebuilds()
         .iter()
@@ -57,9 +58,20 @@ async fn round(context: &Context, seen: &mut BTreeMap<String, u64>) -> Result<()
             service,
             "a reset of this worker was begun and not finished; this process finishes it"
         );
-        while !context.stop.is_cancelled() && context.app.reset_step(&service, STEP_ROWS).await? {}
-        seen.remove(&service);
-        context.wake.tick();
+        match clear(context, &service).await {
+            Ok(()) => {
+                seen.remove(&service);
+                context.wake.tick();
+            }
+            Err(error) if error.kind() == ErrorKind::Halt => return Err(error),
+            // The others are not in its way.
+            Err(error) => tracing::warn!(service, %error, "a reset could not be finished; it is tried again"),
+        }
     }
+    Ok(())
+}
+
+async fn clear(context: &Context, service: &str) -> Result<(), StoreError> {
+    while !context.stop.is_cancelled() && context.app.reset_step(service, STEP_ROWS).await? {}
     Ok(())
 }

@@ -191,7 +191,7 @@ pub(super) fn delete_from_top(table: &str, height: &str) -> String {
 }
 
 /// A table that this program doesn't know may have been made since it started: its rows would stay.
-async fn demand_whole_catalog(tx: &Tx<'_>) -> Faulty<()> {
+pub(super) async fn demand_whole_catalog(tx: &Tx<'_>) -> Faulty<()> {
     let row = tx.query_opt("SELECT count(*) FROM app.table_definitions", &[]).await?;
     let tables: i64 = row.map(|row| row.try_get(0)).transpose()?.unwrap_or(0);
     if tables == tx.shared.tables.len() as i64 {

@@ -6,7 +6,7 @@ use cairn_store::derived::{DerivedMaintenance, Key, Rebuild, RebuildRequest, Tab
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
 
-use super::apply::{by_index, delete_from_top, delete_keys};
+use super::apply::{by_index, delete_from_top, delete_keys, demand_whole_catalog};
 use super::fault::Fault;
 use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
 use super::tx::{Gate, Tx};
@@ -60,6 +60,10 @@ async fn reset(shared: &Shared, service: &str, max_rows: usize) -> Faulty<bool> 
     let tx = shared.begin(Gate::Exclusive).await?;
     let rebuild = rebuilds::find(&tx, service).await?.filter(|rebuild| rebuild.is_clearing);
     let Some(rebuild) = rebuild else { return Ok(false) };
+    // What this program doesn't know of would stay.
+    demand_whole_catalog(&tx).await?;
+    // An older program knows nothing of rebuilds, and may have registered it.
+    tx.execute("DELETE FROM app.indexing_checkpoints WHERE service_name = $1", &[&service]).await?;
     by_index(&tx).await?;
     let mut left = max_rows as u64;
     for table in shared.tables.iter().filter(|table| table.table.def().service == service) {
