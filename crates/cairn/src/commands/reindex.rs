@@ -240,9 +240,11 @@ enum Kind {
 struct Worker {
     service: &'static ServiceInfo,
     kind: Kind,
+    /// Nobody may ask for it by its name; what it made before is done again with what it was made of.
+    is_disabled: bool,
 }
 
-/// The workers that the configuration enables. Those that ask a node count whether this command is told of one or not: others do the work.
+/// The chain's workers, without mappers that the configuration disables. Those that ask a node count whether this command is told of one or not: others do the work.
 fn workers(config: &Config) -> anyhow::Result<Vec<Worker>> {
     let mut workers: Vec<Worker> = Vec::new();
     for processor in derive::processors(config, None)? {
@@ -251,22 +253,29 @@ fn workers(config: &Config) -> anyhow::Result<Vec<Worker>> {
             Processor::Folder(_) => Kind::Folder,
             Processor::Enricher(_) => Kind::Enricher,
         };
-        workers.push(Worker { service: processor.service(), kind });
+        workers.push(Worker { service: processor.service(), kind, is_disabled: false });
     }
     for service in config.chain().registrations().iter().map(|registration| registration.service) {
         let asks = |table: &&TableDef| matches!(table.class, TableClass::Answers | TableClass::Content);
+        let folds = |table: &&TableDef| matches!(table.class, TableClass::State);
         let is_known = workers.iter().any(|worker| worker.service.name == service.name);
         let is_disabled = config.derive.disabled.iter().any(|name| name == service.name);
-        if !is_known && !is_disabled && service.tables.iter().all(asks) {
-            workers.push(Worker { service, kind: Kind::Enricher });
+        if is_known {
+            continue;
+        }
+        if service.tables.iter().all(asks) {
+            workers.push(Worker { service, kind: Kind::Enricher, is_disabled });
+        } else if is_disabled && service.tables.iter().all(folds) {
+            workers.push(Worker { service, kind: Kind::Folder, is_disabled });
         }
     }
     Ok(workers)
 }
 
 fn find<'a>(workers: &'a [Worker], name: &str) -> anyhow::Result<&'a Worker> {
-    workers.iter().find(|worker| worker.service.name == name).with_context(|| {
-        let known: Vec<_> = workers.iter().map(|worker| worker.service.name).collect();
+    let enabled = move || workers.iter().filter(|worker| !worker.is_disabled);
+    enabled().find(|worker| worker.service.name == name).with_context(|| {
+        let known: Vec<_> = enabled().map(|worker| worker.service.name).collect();
         format!("there is no worker `{name}`; there are {}", known.join(", "))
     })
 }
@@ -351,6 +360,18 @@ mod tests {
         let leases = app.snapshot().await.expect("reads").leases(&filter).await.expect("reads");
         let again = leases.into_iter().filter(|lease| lease.kind == LeaseKind::Reindex);
         again.map(|lease| (lease.service, lease.range)).collect()
+    }
+
+    #[test]
+    fn who_is_disabled_is_behind_all_the_same() {
+        let mut config = Config::default();
+        let disabled = ["token_metadata_worker", "ft_holdings_worker"];
+        config.derive.disabled = disabled.map(String::from).to_vec();
+        let behind = behind(&config, &["token_worker"]).expect("the workers");
+        assert!(behind.folders.iter().any(|name| name == "ft_holdings_worker"), "{behind:?}");
+        assert!(behind.askers.iter().any(|(name, ..)| name == "token_metadata_worker"), "{behind:?}");
+        let workers = workers(&config).expect("the workers");
+        assert!(disabled.iter().all(|name| find(&workers, name).is_err()));
     }
 
     async fn enrichers_ask_again(config: Config) {

@@ -264,6 +264,15 @@ impl Derived<'_> {
                 asked.anew.push(own.name.to_owned());
             }
         }
+        if self.refold {
+            // Those that the configuration disables are folded anew when it enables them again.
+            for name in reindex::behind(self.config, &[service.name])?.folders {
+                let is_known = self.processors.iter().any(|other| other.service().name == name);
+                if !is_known && reindex::has_run(&*snapshot, &name) {
+                    asked.anew.push(name);
+                }
+            }
+        }
         drop(snapshot);
         let begun = match self.app.begin_rebuild(&asked).await {
             Ok(begun) => begun,
