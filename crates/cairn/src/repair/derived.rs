@@ -221,10 +221,11 @@ impl Derived<'_> {
             of.map(|(_, counts)| counts.iter().sum::<u64>()).sum()
         };
         // All of it in one transaction: whoever is killed after it leaves nothing to ask for once more.
-        let snapshot = self.app.snapshot().await?;
         let (mut asked, mut told, mut requested) = (RebuildRequest::default(), Vec::new(), 0);
         for range in ranges_of(heights, JOIN_HEIGHTS) {
             let range = range.intersect(derived);
+            // One each, since a store may end it after two seconds; what has changed by then is refused.
+            let snapshot = self.app.snapshot().await?;
             match reindex::in_the_way(&*snapshot, service.name, range).await? {
                 None => {
                     asked.again.push(reindex::again(self.config, service, range));
@@ -249,6 +250,7 @@ impl Derived<'_> {
                     .await?,
             );
         }
+        let snapshot = self.app.snapshot().await?;
         for follower in self.processors {
             let Processor::Folder(folder) = follower else { continue };
             let own = folder.service();

@@ -244,7 +244,7 @@ pub trait DerivedMaintenance: Send + Sync {
 
     /// Begins everything of a request, or nothing, in one transaction (gate: exclusive). Ranges again: what [`Coordinator::request_reindex`] does. Services
     /// anew: their checkpoints go, and what they were is kept as a [`Rebuild`]; one whose rows are being deleted already goes on so. A service that is not registered is
-    /// [`crate::StoreError::Invalid`]. Returns the rebuilds in the order of the request. [`DerivedMaintenance::reset_step`] goes on.
+    /// [`crate::StoreError::Invalid`], but for one that only asks about what the request makes again ([`super::RangeAgain::is_behind`]). Returns the rebuilds in the order of the request. [`DerivedMaintenance::reset_step`] goes on.
     async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>>;
 
     /// Deletes what a service made before its rebuild was begun (gate: exclusive): its rows, undo rows, quarantined heights and leases, in bounded steps, the leases last. The step that leaves
