@@ -127,7 +127,8 @@ fn owners_and_keys_are_held_against_their_events(server: Option<&Server>) {
         format!(
             "UPDATE @account_keys SET is_revoked = NOT is_revoked WHERE is_revoked AND address = ({revoked})"
         ),
-        "DELETE FROM @nft_owners WHERE address = (SELECT address FROM @nft_owners ORDER BY address LIMIT 1)".to_owned(),
+        "DELETE FROM @nft_owners WHERE address = (SELECT address FROM @nft_owners ORDER BY address LIMIT 1)"
+            .to_owned(),
         format!("INSERT INTO @flow_accounts VALUES ({}, NULL, 1, 0, NULL, 1001)", hex("00000000deadbeef")),
     ] {
         change(dir, server, "app", &damage);
