@@ -63,6 +63,8 @@ pub fn check_names(config: &Config) -> anyhow::Result<()> {
     if config.chain.says_kind() {
         return check_names_on(config);
     }
+    // Of EVM chains alone, and wrong on any.
+    wrapped_tokens(config)?;
     let mut other = config.clone();
     other.chain.kind = Some(ChainKind::Flow);
     // The first chain's error is the one to show: nobody spoke of Flow.
@@ -75,8 +77,8 @@ fn check_names_on(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn evm_settings(config: &Config) -> anyhow::Result<Settings> {
-    let wrapped = match config.derive.wrapped_tokens.as_slice() {
+fn wrapped_tokens(config: &Config) -> anyhow::Result<WrappedTokens> {
+    Ok(match config.derive.wrapped_tokens.as_slice() {
         [] => WrappedTokens::Off,
         [all] if all == "*" => WrappedTokens::Any,
         listed => {
@@ -85,7 +87,11 @@ fn evm_settings(config: &Config) -> anyhow::Result<Settings> {
             });
             WrappedTokens::Listed(addresses.collect::<anyhow::Result<_>>()?)
         }
-    };
+    })
+}
+
+fn evm_settings(config: &Config) -> anyhow::Result<Settings> {
+    let wrapped = wrapped_tokens(config)?;
     let http = config.chain.rpc.iter().find(|url| url.starts_with("http"));
     let node = match http.filter(|_| config.derive.ask_node) {
         Some(url) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),

@@ -155,7 +155,6 @@ fn secrets_are_never_shown() {
     for (name, value, key) in [
         ("CAIRN_CHAIN__RPC", "[[\"https://127.0.0.1:9/S3CRET\"]]", "chain.rpc"),
         ("CAIRN_CHAIN__ACCESS", "[{url=\"https://127.0.0.1:9/S3CRET\", from=\"S3CRET\"}]", "chain.access"),
-        ("CAIRN_CHAIN", "https://127.0.0.1:9/S3CRET", "chain"),
         ("CAIRN_RAW", "postgres://user:S3CRET@127.0.0.1/db", "raw"),
         ("DB_RAW_URL", "[\"postgres://user:S3CRET@127.0.0.1/db\"]", "raw.url"),
         ("CAIRN_SERVE__UPSTREAM", "{S3CRET=\"S3CRET\"}", "serve.upstream"),

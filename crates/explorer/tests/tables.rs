@@ -110,6 +110,10 @@ fn p06_there_is_no_narrow_integer_and_positions_are_whole() {
         let def = table.def();
         // `Int` has 64 bits in every backend; a list's index of an event table ends in its full position.
         let TableClass::Events { .. } = def.class else { continue };
+        if def.name == "evm_block_parts" {
+            // Of a block, of no one transaction.
+            continue;
+        }
         let has =
             |name: &str| def.columns.iter().any(|column| column.name == name && column.ty == ColumnType::Int);
         assert!(has("transaction_index") && has("block_timestamp_ms"), "{}", def.name);
