@@ -218,6 +218,8 @@ fn reorgs_give_no_false_alarm_about_state_on_postgres() {
 
 /// Derives all that the node has, and asks it about everything.
 fn ask_about_all(dir: &Path, server: Option<&Server>, node: &Node) {
+    // All blocks are there first: a worker is at the head of what is stored.
+    fill(dir, server, node);
     let mut command = run(dir, server, node);
     let mut service = Service::start(command.env("CAIRN_DERIVE__ASK_NODE", "true"));
     service.until("everybody is at the head", |service| {
