@@ -142,7 +142,8 @@ pub async fn claim_below(
         version: 1,
         owner: "bench".into(),
         ttl_ms: 3_600_000,
-        range_heights: 1 << 40,
+        // A range is not cut at the limit.
+        range_heights: limit_exclusive.get().max(1),
         first: Height(0),
         limit_exclusive,
         stop_exclusive: None,
