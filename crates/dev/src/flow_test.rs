@@ -1,8 +1,8 @@
 //! Flow from an access node that is made up, on SQLite and PostgreSQL: every table against the ledger of the chain, and against what the node answers to
 //! account calls and scripts, while it forks and a process is killed; and the reliability document's §8 in its own terms.
 //!
-//! The node speaks the Access API over gRPC, and its chain comes from a seed (`cairn-flow-node`): flow-emulator is a Go module that can't be had
-//! everywhere, and has neither seals nor limits.
+//! The node speaks the Access API over gRPC, and its chain comes from a seed (`cairn-flow-node`): it has what a flow-emulator hasn't, seals, limits and
+//! events of old sporks. `flow_emulator` is the same with a real one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -290,7 +290,7 @@ async fn tables(
     }
     let asked = async {
         let client = AccessClient::connect(&node.url).await?;
-        flow_truth::compare_answers(&client, truth, &found).await
+        flow_truth::compare_answers(&client, truth.ledger.network, &found).await
     };
     let compared = asked.await;
     let count = compared.as_ref().copied().unwrap_or(0);

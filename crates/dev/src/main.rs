@@ -23,6 +23,7 @@ mod conformance;
 mod databases;
 mod diff;
 mod flow_archive;
+mod flow_emulator;
 mod flow_test;
 mod flow_truth;
 mod geth_test;
@@ -70,6 +71,8 @@ enum Command {
     HoldingsTest(holdings_test::Options),
     /// Flow from a made-up access node that forks: tables against the chain's ledger, kills, and the reliability document's checks.
     FlowTest(flow_test::Options),
+    /// Flow from a real flow-emulator: tables against what it answers, and blocks that it takes back.
+    FlowEmulatorTest(flow_emulator::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
     Traffic(traffic::Options),
     /// A benchmark by name; without a name, lists them.
@@ -97,6 +100,7 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::OutageTest(options) => outage_test::run(options).await,
         Command::HoldingsTest(options) => holdings_test::run(options).await,
         Command::FlowTest(options) => flow_test::run(options).await,
+        Command::FlowEmulatorTest(options) => flow_emulator::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,
     }

@@ -53,20 +53,21 @@ impl Contract {
 }
 
 /// A key whose address holds ether.
-struct Account {
+pub struct Account {
     key: SecretKey,
-    address: Address,
+    pub address: Address,
 }
 
 impl Account {
     /// A made-up key, the same for the same name.
-    fn named(name: &str) -> Result<Account> {
+    pub fn named(name: &str) -> Result<Account> {
         let key = SecretKey::from_secret_bytes(keccak256(name).0)?;
         let public = PublicKey::from_secret_key(&key).serialize_uncompressed();
         Ok(Account { key, address: Address::from_raw_public_key(&public[1..]) })
     }
 
-    fn sign(&self, digest: B256) -> Signature {
+    /// Signs a digest.
+    pub fn sign(&self, digest: B256) -> Signature {
         let signed = RecoverableSignature::sign_ecdsa_recoverable(Message::from_digest(digest.0), &self.key);
         let (recovery, bytes) = signed.serialize_compact();
         Signature::from_bytes_and_parity(&bytes, u8::from(recovery) & 1 == 1)

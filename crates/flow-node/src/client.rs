@@ -8,6 +8,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use crate::cdc::Cdc;
+use crate::messages::{
+    EventsForHeightRangeRequest, EventsResponse, SendTransactionRequest, SendTransactionResponse,
+};
 use crate::server::Plain;
 
 /// Asks an access node. Clones share the connection.
@@ -51,6 +54,49 @@ impl AccessClient {
             arguments: arguments.iter().map(|argument| argument.0.clone().into()).collect(),
         };
         Ok(self.call::<proto::ExecuteScriptResponse>("ExecuteScriptAtBlockHeight", &question).await?.value)
+    }
+}
+
+impl AccessClient {
+    /// `GetLatestBlockHeader`, of sealed blocks.
+    pub async fn latest(&self) -> Result<proto::BlockHeader, Status> {
+        let question = proto::GetLatestBlockHeaderRequest { is_sealed: true };
+        let answer: proto::BlockHeaderResponse = self.call("GetLatestBlockHeader", &question).await?;
+        answer.block.ok_or_else(|| Status::internal("no header"))
+    }
+
+    /// `SendTransaction`: the id that the node gives it.
+    pub async fn send(&self, transaction: proto::Transaction) -> Result<Bytes, Status> {
+        let question = SendTransactionRequest { transaction: Some(transaction) };
+        Ok(self.call::<SendTransactionResponse>("SendTransaction", &question).await?.id)
+    }
+
+    /// `GetTransaction`.
+    pub async fn transaction(&self, id: &Bytes) -> Result<proto::Transaction, Status> {
+        let question = proto::GetTransactionRequest { id: id.clone(), ..Default::default() };
+        let answer: proto::TransactionResponse = self.call("GetTransaction", &question).await?;
+        let bytes = answer.transaction.ok_or_else(|| Status::internal("no transaction"))?;
+        let read = proto::Transaction::decode(bytes);
+        read.map_err(|error| Status::internal(format!("a transaction can't be read: {error}")))
+    }
+
+    /// `GetTransactionResult`; events as JSON-CDC.
+    pub async fn result(&self, id: &Bytes) -> Result<proto::TransactionResult, Status> {
+        let question = proto::GetTransactionRequest { id: id.clone(), ..Default::default() };
+        self.call("GetTransactionResult", &question).await
+    }
+
+    /// `GetEventsForHeightRange`: heights with their events, both ends counted.
+    pub async fn events(
+        &self,
+        kind: &str,
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<(u64, Vec<proto::Event>)>, Status> {
+        let question =
+            EventsForHeightRangeRequest { r#type: kind.to_owned(), start_height: from, end_height: to };
+        let answer: EventsResponse = self.call("GetEventsForHeightRange", &question).await?;
+        Ok(answer.results.into_iter().map(|one| (one.block_height, one.events)).collect())
     }
 }
 

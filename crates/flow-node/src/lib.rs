@@ -10,7 +10,7 @@
 //! | what is true of that chain at each height | [`ledger`] |
 //! | what each transaction did | [`deeds`] |
 //! | scripts that ask for it | [`scripts`] |
-//! | somebody who asks | [`client`] |
+//! | somebody who asks, and somebody who sends | [`client`], [`sender`] |
 //!
 //! **Independence.** The generator changes the ledger and writes events from what it did; it encodes only, with encoders of its own, and never
 //! reads an event. So that what cairn's tables say is compared with what was done, and not with what was read of it.
@@ -30,6 +30,7 @@ pub mod history;
 pub mod ledger;
 mod messages;
 pub mod scripts;
+pub mod sender;
 pub mod server;
 
 pub use behaviour::{Behaviour, Counts, RateLimit};
@@ -38,4 +39,5 @@ pub use client::AccessClient;
 pub use draft::{Draft, linked_blocks};
 pub use generate::{Generator, GeneratorOptions};
 pub use ledger::{ContractId, Ledger};
+pub use sender::{Key, Order, Signer};
 pub use server::{FlowNode, State};

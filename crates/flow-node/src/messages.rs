@@ -1,7 +1,7 @@
 //! Messages of calls that cairn doesn't make, in the shapes of onflow/flow `protobuf/flow/access`.
 
 use bytes::Bytes;
-use cairn_flow::proto::{BlockHeader, Event, Timestamp};
+use cairn_flow::proto::{BlockHeader, Event, Timestamp, Transaction};
 use prost::Message;
 
 /// `GetEventsForHeightRange`.
@@ -81,4 +81,18 @@ pub struct HeaderOfStream {
 pub struct BlockOfStream {
     #[prost(bytes = "bytes", tag = "1")]
     pub block: Bytes,
+}
+
+/// `SendTransaction`.
+#[derive(Clone, PartialEq, Message)]
+pub struct SendTransactionRequest {
+    #[prost(message, optional, tag = "1")]
+    pub transaction: Option<Transaction>,
+}
+
+/// Its answer.
+#[derive(Clone, PartialEq, Message)]
+pub struct SendTransactionResponse {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub id: Bytes,
 }

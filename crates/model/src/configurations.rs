@@ -12,6 +12,9 @@ use crate::words::{A, B, C, Chain, GENESIS, NONE};
 const THERE_AND_BACK: &[Chain] = &[[GENESIS, A, A, A, A], [GENESIS, A, B, B, B], [GENESIS, A, A, A, A]];
 /// Forks above height 2, then deeper, above the genesis block.
 const DEEPER: &[Chain] = &[[GENESIS, A, A, A, A], [GENESIS, A, A, B, B], [GENESIS, C, C, C, C]];
+/// Forks twice, the second time deeper, and goes back to the first.
+const TWICE_AND_BACK: &[Chain] =
+    &[[GENESIS, A, A, A, A], [GENESIS, A, B, B, B], [GENESIS, C, C, C, C], [GENESIS, A, A, A, A]];
 /// A height that one fork skips and the other doesn't.
 const SKIPPING: &[Chain] =
     &[[GENESIS, A, NONE, A, NONE], [GENESIS, A, B, B, NONE], [GENESIS, A, NONE, A, NONE]];
@@ -92,9 +95,25 @@ pub const FOLDER_SKIPPED: Protocol = Protocol {
     ..FOLDER
 };
 
+/// Two mappers and two appliers over three forks and the way back.
+pub const MAPPERS_TWICE: Protocol = Protocol {
+    name: "two forks and back",
+    script: TWICE_AND_BACK,
+    appliers: 2,
+    claims_ahead: false,
+    zombies_are_idle: true,
+    ..MAPPERS
+};
+
+/// A mapper and a folder over the same.
+pub const FOLDER_TWICE: Protocol =
+    Protocol { name: "folder, two forks and back", script: TWICE_AND_BACK, zombies_are_idle: true, ..FOLDER };
+
 /// All of them.
-pub const ALL: [Protocol; 12] = [
+pub const ALL: [Protocol; 14] = [
     WHOLE,
+    MAPPERS_TWICE,
+    FOLDER_TWICE,
     MAPPERS,
     MAPPERS_DEEPER,
     APPLIERS,

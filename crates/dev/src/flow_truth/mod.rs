@@ -20,11 +20,11 @@ mod contracts;
 mod evm;
 mod items;
 mod ledger;
-mod node;
+pub mod node;
 mod parties;
 mod read;
-mod rows;
-mod scripts;
+pub mod rows;
+pub mod scripts;
 mod tokens;
 mod transactions;
 

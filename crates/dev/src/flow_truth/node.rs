@@ -14,10 +14,10 @@ use cairn_explorer::tables::flow::nfts::NFT_ASKS;
 use cairn_explorer::tables::holdings::FT_HOLDINGS;
 use cairn_explorer::tables::metadata::{NFT_COLLECTIONS, NFT_METADATA, TOKENS};
 use cairn_explorer::tables::nfts::NFT_OWNERSHIP;
-use cairn_flow::{FlowAddress, proto};
+use cairn_flow::{FlowAddress, Network, proto};
 use cairn_flow_node::cdc::{self, Cdc};
 use cairn_flow_node::ledger::ContractId;
-use cairn_flow_node::{AccessClient, scripts::code_hash};
+use cairn_flow_node::{AccessClient, Ledger, scripts::code_hash};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
@@ -28,27 +28,49 @@ use super::{accounts, contracts, items, scripts, tokens};
 /// Questions that are on their way at once.
 const AT_ONCE: usize = 8;
 
+/// About whom and what a node is asked.
+pub struct Question {
+    pub network: Network,
+    pub accounts: Vec<FlowAddress>,
+    pub tokens: Vec<ContractId>,
+    pub collections: Vec<ContractId>,
+}
+
+impl Question {
+    /// Everybody and everything that a ledger knows of at a height.
+    fn of_ledger(ledger: &Ledger, height: u64) -> Question {
+        let collections: BTreeSet<&ContractId> =
+            ledger.items.all_at(height).map(|((collection, _), _)| collection).collect();
+        Question {
+            network: ledger.network,
+            accounts: ledger.accounts.all_at(height).map(|(address, _)| *address).collect(),
+            tokens: ledger.supplies.all_at(height).map(|(token, _)| token.clone()).collect(),
+            collections: collections.into_iter().cloned().collect(),
+        }
+    }
+}
+
 /// What the node answered of one height.
 pub struct NodeTruth {
     /// Of which.
     pub height: u64,
     /// Accounts as they are.
-    accounts: BTreeMap<FlowAddress, proto::Account>,
+    pub accounts: BTreeMap<FlowAddress, proto::Account>,
     /// By owner and token.
-    balances: BTreeMap<(FlowAddress, ContractId), u64>,
+    pub balances: BTreeMap<(FlowAddress, ContractId), u64>,
     /// By owner and collection.
-    items: BTreeMap<(FlowAddress, ContractId), BTreeSet<u64>>,
+    pub items: BTreeMap<(FlowAddress, ContractId), BTreeSet<u64>>,
     /// By owner.
-    coas: BTreeMap<FlowAddress, String>,
+    pub coas: BTreeMap<FlowAddress, String>,
 }
 
 /// A script's value.
-fn value(answer: &[u8]) -> Result<Value> {
+pub fn value(answer: &[u8]) -> Result<Value> {
     Ok(serde_json::from_slice::<Value>(answer)?["value"].take())
 }
 
 /// Units of 10^-8.
-fn units(value: &Value) -> Result<u64> {
+pub fn units(value: &Value) -> Result<u64> {
     let digits = value.as_str().with_context(|| format!("{value} is no UFix64"))?;
     digits.replace('.', "").parse().with_context(|| format!("{digits} is no UFix64"))
 }
@@ -64,25 +86,28 @@ fn of_contract(id: &ContractId) -> [Cdc; 2] {
     [cdc::address(id.address), cdc::string(&id.name)]
 }
 
-/// Asks about every account at a height, and about each token and collection that there is then.
+/// Asks about every account of a ledger at a height, and about each token and collection that there is then.
 pub async fn ask(client: &AccessClient, truth: &Truth<'_>, height: u64) -> Result<NodeTruth> {
-    let network = truth.ledger.network;
+    let question = Question::of_ledger(truth.ledger, height);
+    let answers = ask_about(client, &question, height).await?;
+    let missing = question.accounts.iter().find(|owner| !answers.accounts.contains_key(*owner));
+    ensure!(missing.is_none(), "the node has no account {missing:?} at {height}");
+    Ok(answers)
+}
+
+/// Asks at a height. Accounts that the node doesn't have then are left out.
+pub async fn ask_about(client: &AccessClient, question: &Question, height: u64) -> Result<NodeTruth> {
+    let network = question.network;
     let (balance, held, coa) = (scripts::balance(network), scripts::items(network), scripts::coa(network));
-    let tokens: Vec<ContractId> =
-        truth.ledger.supplies.all_at(height).map(|(token, _)| token.clone()).collect();
-    let collections: BTreeSet<ContractId> =
-        truth.ledger.items.all_at(height).map(|((collection, _), _)| collection.clone()).collect();
-    let everybody: Vec<FlowAddress> =
-        truth.ledger.accounts.all_at(height).map(|(address, _)| *address).collect();
+    let Question { accounts, tokens, collections, .. } = question;
     let of_one = |owner: FlowAddress| {
-        let (balance, held, coa, tokens, collections) = (&balance, &held, &coa, &tokens, &collections);
+        let (balance, held, coa) = (&balance, &held, &coa);
         async move {
             let asked = |of: &ContractId| {
                 let [address, name] = of_contract(of);
                 [cdc::address(owner), address, name]
             };
-            let found = client.account(owner, height).await?;
-            let found = found.with_context(|| format!("the node has no account {owner} at {height}"))?;
+            let Some(found) = client.account(owner, height).await? else { return Ok(None) };
             let mut balances = Vec::new();
             for token in tokens {
                 let answer = client.script(balance, &asked(token), height).await?;
@@ -98,10 +123,10 @@ pub async fn ask(client: &AccessClient, truth: &Truth<'_>, height: u64) -> Resul
             }
             let coa = value(&client.script(coa, &[cdc::address(owner)], height).await?)?;
             let coa = coa["value"].as_str().map(str::to_owned);
-            Ok::<_, anyhow::Error>((owner, found, balances, items, coa))
+            Ok::<_, anyhow::Error>(Some((owner, found, balances, items, coa)))
         }
     };
-    let mut answers = futures::stream::iter(everybody.into_iter().map(of_one)).buffer_unordered(AT_ONCE);
+    let mut answers = futures::stream::iter(accounts.iter().copied().map(of_one)).buffer_unordered(AT_ONCE);
     let mut all = NodeTruth {
         height,
         accounts: BTreeMap::new(),
@@ -109,7 +134,8 @@ pub async fn ask(client: &AccessClient, truth: &Truth<'_>, height: u64) -> Resul
         items: BTreeMap::new(),
         coas: BTreeMap::new(),
     };
-    while let Some((owner, found, balances, items, coa)) = answers.try_next().await? {
+    while let Some(answer) = answers.try_next().await? {
+        let Some((owner, found, balances, items, coa)) = answer else { continue };
         all.accounts.insert(owner, found);
         all.balances.extend(balances.into_iter().map(|(token, balance)| ((owner, token), balance)));
         all.items.extend(items.into_iter().map(|(collection, ids)| ((owner, collection), ids)));
@@ -120,32 +146,32 @@ pub async fn ask(client: &AccessClient, truth: &Truth<'_>, height: u64) -> Resul
 
 /// A key as a table has it; what no event said is nothing.
 #[derive(Debug, Clone, PartialEq)]
-struct KeyRow {
-    index: u64,
-    public_key: String,
-    sign_algo: Option<u64>,
-    hash_algo: Option<u64>,
-    weight: Option<u64>,
-    is_revoked: Option<bool>,
+pub struct KeyRow {
+    pub index: u64,
+    pub public_key: String,
+    pub sign_algo: Option<u64>,
+    pub hash_algo: Option<u64>,
+    pub weight: Option<u64>,
+    pub is_revoked: Option<bool>,
 }
 
 /// What tables say of a height.
-struct State {
+pub struct State {
     /// By owner and token; above 0.
-    balances: BTreeMap<[Cell; 3], u64>,
+    pub balances: BTreeMap<[Cell; 3], u64>,
     /// Owners by collection and item.
-    items: BTreeMap<[Cell; 3], Cell>,
+    pub items: BTreeMap<[Cell; 3], Cell>,
     /// Hashes of code by account and name.
-    contracts: BTreeMap<(String, String), String>,
+    pub contracts: BTreeMap<(String, String), String>,
     /// By account.
-    keys: BTreeMap<String, Vec<KeyRow>>,
+    pub keys: BTreeMap<String, Vec<KeyRow>>,
     /// By owner.
-    coas: BTreeMap<String, String>,
+    pub coas: BTreeMap<String, String>,
 }
 
 impl State {
     /// What the tables of state have: that is of the head.
-    fn of_head(found: &Tables) -> Result<State> {
+    pub fn of_head(found: &Tables) -> Result<State> {
         let mut balances = BTreeMap::new();
         for row in found.rows(&FT_HOLDINGS)?.iter().filter(|row| is(row, "is_held")) {
             let key = [row.cell("address")?, row.cell("token_contract_address")?, row.cell("contract_name")?];
@@ -193,6 +219,11 @@ impl State {
 
     /// What the tables of events sum up to at a height.
     fn at(found: &Tables, height: u64) -> Result<State> {
+        Ok(State { balances: tokens::balances_at(found, height)?, ..State::owned_at(found, height)? })
+    }
+
+    /// The same without balances: there may be some that no event tells of.
+    pub fn owned_at(found: &Tables, height: u64) -> Result<State> {
         let keys = accounts::keys_at(found.rows(&ACCOUNT_KEY_EVENTS)?, height)?.into_iter();
         let keys = keys.map(|(address, keys)| {
             let keys = (0..).zip(keys).map(|(index, public_key)| KeyRow {
@@ -206,7 +237,7 @@ impl State {
             (address, keys.collect())
         });
         Ok(State {
-            balances: tokens::balances_at(found, height)?,
+            balances: BTreeMap::new(),
             items: items::owners_at(found, height)?,
             contracts: contracts::contracts_at(found.rows(&CONTRACT_VERSIONS)?, height)?,
             keys: keys.collect(),
@@ -306,7 +337,8 @@ pub fn compare(answers: &NodeTruth, truth: &Truth<'_>, found: &Tables, is_head: 
     Ok(compared + answers.balances.len())
 }
 
-fn keys(account: &proto::Account, rows: Vec<KeyRow>) -> Result<()> {
+/// That the keys of an account are those of the table.
+pub fn keys(account: &proto::Account, rows: Vec<KeyRow>) -> Result<()> {
     ensure!(rows.len() == account.keys.len(), "{} are there, the table has {rows:?}", account.keys.len());
     for (key, row) in account.keys.iter().zip(&rows) {
         let is_it = u64::from(key.index) == row.index
@@ -327,8 +359,7 @@ fn contract_of(row: &Row<'_>) -> Result<ContractId> {
 }
 
 /// What tables say that a node was asked, asked again at the same blocks: names, supplies, pictures. How many answers those are.
-pub async fn compare_answers(client: &AccessClient, truth: &Truth<'_>, found: &Tables) -> Result<usize> {
-    let network = truth.ledger.network;
+pub async fn compare_answers(client: &AccessClient, network: Network, found: &Tables) -> Result<usize> {
     let mut compared = 0;
     let scripts = (scripts::token(network), scripts::supply(network), scripts::collection(network));
     for row in found.rows(&TOKENS)?.iter() {

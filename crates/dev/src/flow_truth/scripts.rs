@@ -8,8 +8,8 @@ pub fn balance(network: Network) -> String {
         r#"import FungibleToken from {ft}
 import FungibleTokenMetadataViews from {ft}
 
-access(all) fun main(owner: Address, contract: Address, name: String): UFix64 {{
-    let token = getAccount(contract).contracts.borrow<&{{FungibleToken}}>(name: name)
+access(all) fun main(owner: Address, holder: Address, name: String): UFix64 {{
+    let token = getAccount(holder).contracts.borrow<&{{FungibleToken}}>(name: name)
         ?? panic("there is no such token")
     let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.FTVaultData>())
         ?? panic("it says nothing of its vaults")
@@ -30,8 +30,8 @@ pub fn items(network: Network) -> String {
         r#"import NonFungibleToken from {nft}
 import MetadataViews from {nft}
 
-access(all) fun main(owner: Address, contract: Address, name: String): [UInt64] {{
-    let items = getAccount(contract).contracts.borrow<&{{NonFungibleToken}}>(name: name)
+access(all) fun main(owner: Address, holder: Address, name: String): [UInt64] {{
+    let items = getAccount(holder).contracts.borrow<&{{NonFungibleToken}}>(name: name)
         ?? panic("there is no such collection")
     let view = items.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionData>())
         ?? panic("it says nothing of its collections")
@@ -52,8 +52,8 @@ pub fn supply(network: Network) -> String {
         r#"import FungibleToken from {ft}
 import FungibleTokenMetadataViews from {ft}
 
-access(all) fun main(contract: Address, name: String): UFix64? {{
-    let token = getAccount(contract).contracts.borrow<&{{FungibleToken}}>(name: name)
+access(all) fun main(holder: Address, name: String): UFix64? {{
+    let token = getAccount(holder).contracts.borrow<&{{FungibleToken}}>(name: name)
         ?? panic("there is no such token")
     if let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.TotalSupply>()) {{
         return (view as! FungibleTokenMetadataViews.TotalSupply).supply
@@ -71,8 +71,8 @@ pub fn token(network: Network) -> String {
         r#"import FungibleToken from {ft}
 import FungibleTokenMetadataViews from {ft}
 
-access(all) fun main(contract: Address, name: String): {{String: AnyStruct?}} {{
-    let token = getAccount(contract).contracts.borrow<&{{FungibleToken}}>(name: name)
+access(all) fun main(holder: Address, name: String): {{String: AnyStruct?}} {{
+    let token = getAccount(holder).contracts.borrow<&{{FungibleToken}}>(name: name)
         ?? panic("there is no such token")
     let view = token.resolveContractView(resourceType: nil, viewType: Type<FungibleTokenMetadataViews.FTDisplay>())
         ?? panic("it says nothing of itself")
@@ -90,8 +90,8 @@ pub fn collection(network: Network) -> String {
         r#"import NonFungibleToken from {nft}
 import MetadataViews from {nft}
 
-access(all) fun main(contract: Address, name: String): {{String: AnyStruct?}} {{
-    let items = getAccount(contract).contracts.borrow<&{{NonFungibleToken}}>(name: name)
+access(all) fun main(holder: Address, name: String): {{String: AnyStruct?}} {{
+    let items = getAccount(holder).contracts.borrow<&{{NonFungibleToken}}>(name: name)
         ?? panic("there is no such collection")
     let view = items.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionDisplay>())
         ?? panic("it says nothing of itself")
@@ -108,8 +108,8 @@ pub fn picture(network: Network) -> String {
         r#"import NonFungibleToken from {nft}
 import MetadataViews from {nft}
 
-access(all) fun main(contract: Address, name: String, id: UInt64, owner: Address): {{String: AnyStruct?}} {{
-    let items = getAccount(contract).contracts.borrow<&{{NonFungibleToken}}>(name: name)
+access(all) fun main(holder: Address, name: String, id: UInt64, owner: Address): {{String: AnyStruct?}} {{
+    let items = getAccount(holder).contracts.borrow<&{{NonFungibleToken}}>(name: name)
         ?? panic("there is no such collection")
     let view = items.resolveContractView(resourceType: nil, viewType: Type<MetadataViews.NFTCollectionData>())
         ?? panic("it says nothing of its collections")

@@ -126,6 +126,10 @@ pub(super) enum Bulk {
 }
 
 async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<Option<Pieces>> {
+    // Nothing was executed in a chain's first block, and a node may fail when it is asked about that (flow-emulator does).
+    if block.height == 0 && block.collection_guarantees.is_empty() {
+        return Ok(Some(Pieces { transactions: Vec::new(), results: Vec::new(), lacks_system: true }));
+    }
     let pieces = match transactions(node, block).await? {
         Bulk::NotYet => return Ok(None),
         Bulk::Unimplemented => return pieces::by_collection(node, block).await,
