@@ -2,6 +2,7 @@
 
 mod counters;
 mod nodes;
+mod state;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +14,6 @@ use cairn_flow::proto::{BlockHeader, Transaction};
 use cairn_flow::{Checks, Network};
 use cairn_flow_node::draft::system;
 use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, RateLimit, linked_blocks};
-use cairn_source::flow::state::Script;
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_source::{ChainSource, SourceError};
 use counters::Counters;
@@ -111,23 +111,6 @@ async fn f02_a_node_of_a_spork_that_is_over_is_not_a_live_one() {
     );
     let error = source.blocks(range(137_390_146, 137_390_146)).await.expect_err("is refused");
     assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("mainnet28"), "{error}");
-}
-
-#[tokio::test]
-async fn only_a_script_that_failed_counts_as_failed() {
-    use tonic::Code;
-    let ask = async |code| {
-        let failing = Some(("ExecuteScriptAtBlockID", code));
-        let node =
-            behaving(linked_blocks(20..=20, &[1], 1), Behaviour { failing, ..Behaviour::default() }).await;
-        let source = one(&node).await;
-        let at = source.linked_ref(Height(20)).await.expect("answers").expect("is there").block;
-        source.execute_script(at, "", Vec::new()).await
-    };
-    assert!(matches!(ask(Code::InvalidArgument).await, Ok(Script::Failed(_))));
-    for code in [Code::PermissionDenied, Code::Unauthenticated, Code::DataLoss, Code::Unavailable] {
-        assert!(ask(code).await.is_err(), "{code:?}");
-    }
 }
 
 #[tokio::test]
