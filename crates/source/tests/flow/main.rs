@@ -2,6 +2,7 @@
 
 mod counters;
 mod nodes;
+mod sporks;
 mod state;
 
 use std::collections::BTreeMap;
@@ -65,52 +66,6 @@ async fn blocks_come_whole_and_linked_with_heads_and_finality() {
     let linked = source.linked_ref(Height(20)).await.expect("answers").expect("is there");
     assert_eq!(linked, blocks[10].facts.linked_ref());
     assert_eq!(source.linked_ref(Height(41)).await.expect("answers"), None, "not yet");
-}
-
-#[tokio::test]
-async fn f02_a_range_over_two_sporks_is_asked_of_both() {
-    let old = serving(linked_blocks(1..=100, &[1], 1)).await;
-    let live = serving(linked_blocks(101..=120, &[1], 1)).await;
-    let source = FlowSource::connect(config(&[(&old, Some(1), Some(101)), (&live, None, None)]))
-        .await
-        .expect("connects");
-    let blocks = source.blocks(range(90, 110)).await.expect("answers");
-    assert_eq!(blocks.len(), 21);
-    assert!(blocks.windows(2).all(|two| two[1].facts.parent_id == two[0].facts.id));
-    assert_eq!(
-        (old.asked("GetBlockByHeight"), live.asked("GetBlockByHeight")),
-        (11, 10),
-        "none of the wrong one"
-    );
-    // Above the tip is "not yet"; below every root is a mistake in the configuration.
-    assert_eq!(source.blocks(range(121, 125)).await.expect("answers"), []);
-    let error = source.blocks(range(0, 5)).await.expect_err("is refused");
-    assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("height 0"), "{error}");
-}
-
-#[tokio::test]
-async fn f02_a_node_that_begins_above_what_it_is_configured_for_is_refused_at_start() {
-    let live = serving(linked_blocks(101..=120, &[1], 1)).await;
-    let error = FlowSource::connect(config(&[(&live, Some(90), None)])).await.expect_err("is refused");
-    assert!(error.to_string().contains("none below 101"), "{error}");
-}
-
-#[tokio::test]
-async fn f02_a_node_of_a_spork_that_is_over_is_not_a_live_one() {
-    let root = 130_290_659;
-    let mut chain = Chain::new([(root, Draft::new(root, &[1], 1))].into());
-    chain.network = Network::Mainnet;
-    let node = FlowNode::start(chain, Behaviour::default()).await.expect("listens");
-    let config = FlowConfig { network: Network::Mainnet, ..config(&[(&node, None, None)]) };
-    let source = FlowSource::connect(config).await.expect("connects");
-    assert_eq!(source.blocks(range(root, root)).await.expect("answers").len(), 1);
-    let error = source.heads().await.expect_err("is refused");
-    assert!(
-        error.to_string().contains("below 137390146") && error.to_string().contains("mainnet28"),
-        "{error}"
-    );
-    let error = source.blocks(range(137_390_146, 137_390_146)).await.expect_err("is refused");
-    assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("mainnet28"), "{error}");
 }
 
 #[tokio::test]
@@ -276,36 +231,6 @@ async fn f03_transactions_that_are_too_large_together_keep_the_system_transactio
             std::slice::from_ref(&whole)
         );
     }
-}
-
-#[tokio::test]
-async fn a_sporks_root_is_taken_and_no_other_block_without_its_system_transaction() {
-    let mut blocks = linked_blocks(20..=23, &[1], 1);
-    let root = blocks.get_mut(&20).expect("is there");
-    *root = Draft { block: root.block.clone(), ..Draft::root(20) };
-    root.block.collection_guarantees.clear();
-    let short = blocks.get_mut(&22).expect("is there");
-    short.not_executed = short.transactions.pop().into_iter().map(|(transaction, _)| transaction).collect();
-    let node = serving(blocks).await;
-    let source = one(&node).await;
-    let taken = source.blocks(range(20, 23)).await.expect("answers");
-    assert_eq!(taken.iter().map(|block| block.facts.tx_count).collect::<Vec<_>>(), [0, 2]);
-    let error = source.blocks(range(22, 23)).await.expect_err("is refused");
-    assert!(error.to_string().contains("system transaction isn't there"), "{error}");
-}
-
-#[tokio::test]
-async fn a_node_of_an_old_spork_is_asked_by_collection() {
-    let mut blocks = linked_blocks(20..=20, &[2, 3], 1);
-    let draft = blocks.get_mut(&20).expect("is there");
-    draft.transactions.pop();
-    draft.execution_result = None;
-    let whole = cairn_flow::assemble(&draft.parts()).expect("is whole");
-    let node = behaving(blocks, Behaviour { is_old: true, ..Behaviour::default() }).await;
-    let answer = one(&node).await.blocks(range(20, 20)).await.expect("answers");
-    assert_eq!(answer.len(), 1);
-    assert_eq!((answer[0].facts, &answer[0].transactions), (whole.facts, &whole.transactions));
-    assert!(Checks::from_bits_truncate(answer[0].facts.unverified).contains(Checks::SYSTEM_MISSING));
 }
 
 #[tokio::test]
