@@ -145,17 +145,6 @@ impl FlowSource {
         Ok(Some(linked))
     }
 
-    async fn latest_of(&self, node: &Node) -> Result<LinkedRef> {
-        let question = proto::GetLatestBlockHeaderRequest { is_sealed: true };
-        let answer = node.ask::<_, proto::BlockHeaderResponse>(Call::LatestBlockHeader, question).await;
-        let header = node.absent(answer)?.and_then(|answer| answer.block);
-        let header = header.ok_or_else(|| SourceError::Transient {
-            endpoint: node.name.clone(),
-            message: "it has no sealed block yet".into(),
-        })?;
-        linked(node, &header)
-    }
-
     /// "Not there" is an answer near the sealed head only. Heights have no gaps, so below it is a fault, of which somebody should hear.
     fn is_expected<T>(&self, node: &Node, height: u64, answer: Option<T>) -> Result<Option<T>> {
         let sealed_height = self.seen.load(Ordering::Relaxed);
@@ -168,6 +157,20 @@ impl FlowSource {
         tracing::warn!(node = node.name, message);
         Err(SourceError::Transient { endpoint: node.name.clone(), message })
     }
+}
+
+/// A node's newest sealed block.
+async fn latest_of(node: &Node) -> Result<LinkedRef> {
+    let question = proto::GetLatestBlockHeaderRequest { is_sealed: true };
+    let answer = node.ask::<_, proto::BlockHeaderResponse>(Call::LatestBlockHeader, question).await;
+    let header = node.absent(answer)?.and_then(|answer| answer.block);
+    let header = header.ok_or_else(|| SourceError::Transient {
+        endpoint: node.name.clone(),
+        message: "it has no sealed block yet".into(),
+    })?;
+    let latest = linked(node, &header)?;
+    node.sealed_height.fetch_max(latest.block.height.get(), Ordering::Relaxed);
+    Ok(latest)
 }
 
 /// A header's place, where it is one of this network.
@@ -187,7 +190,7 @@ impl ChainSource for FlowSource {
         let mut tried = Tried::default();
         let latest = loop {
             let node = self.pool.next(Want::Live, &mut tried).await?;
-            match self.latest_of(node).await {
+            match latest_of(node).await {
                 Ok(latest) => break latest,
                 Err(error) => tried.failed(node, error),
             }

@@ -41,6 +41,12 @@ async fn one(node: &FlowNode) -> FlowSource {
     FlowSource::connect(config(&[(node, None, None)])).await.expect("connects")
 }
 
+/// Which doesn't wait for execution results.
+async fn without_results(node: &FlowNode) -> FlowSource {
+    let config = FlowConfig { execution_results: false, ..config(&[(node, None, None)]) };
+    FlowSource::connect(config).await.expect("connects")
+}
+
 fn range(from: u64, to_inclusive: u64) -> HeightRange {
     HeightRange::inclusive(Height(from), Height(to_inclusive))
 }
@@ -264,15 +270,21 @@ async fn f06_a_block_that_nothing_calls_sealed_is_not_taken() {
     let mut blocks = linked_blocks(20..=21, &[1], 1);
     blocks.extend(linked_blocks(22..=22, &[], 0));
     blocks.get_mut(&22).expect("is there").transactions.clear();
-    let silent =
-        behaving(blocks.clone(), Behaviour { is_silent_on_seals: true, ..Behaviour::default() }).await;
-    let source = one(&silent).await;
-    let answer = source.blocks(range(20, 22)).await.expect("answers");
-    assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
-    assert_eq!(source.blocks(range(22, 22)).await.expect("answers"), [], "not yet");
-    // Where the node says so, it has to have them.
-    let said = serving(blocks).await;
-    one(&said).await.blocks(range(22, 22)).await.expect_err("is refused");
+    for is_old in [false, true] {
+        let behaviour = Behaviour { is_silent_on_seals: true, is_old, ..Behaviour::default() };
+        let mut chain = Chain::new(blocks.clone());
+        chain.unsealed_heights = 1;
+        let silent = FlowNode::start(chain, behaviour).await.expect("listens");
+        let source = without_results(&silent).await;
+        let answer = source.blocks(range(20, 22)).await.expect("answers");
+        assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
+        assert_eq!(source.blocks(range(22, 22)).await.expect("answers"), [], "not yet");
+    }
+    // Where the node says so, of the block or by its newest sealed one, it has to have them.
+    for is_silent_on_seals in [false, true] {
+        let said = behaving(blocks.clone(), Behaviour { is_silent_on_seals, ..Behaviour::default() }).await;
+        one(&said).await.blocks(range(22, 22)).await.expect_err("is refused");
+    }
 }
 
 #[tokio::test]

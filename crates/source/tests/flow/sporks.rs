@@ -139,3 +139,45 @@ async fn a_node_of_an_old_spork_is_asked_by_collection() {
     assert_eq!((answer[0].facts, &answer[0].transactions), (whole.facts, &whole.transactions));
     assert!(Checks::from_bits_truncate(answer[0].facts.unverified).contains(Checks::SYSTEM_MISSING));
 }
+
+/// Blocks as old nodes have them, in which nothing of the system's is: each third one is empty.
+fn of_an_old_spork(heights: std::ops::RangeInclusive<u64>) -> BTreeMap<u64, Draft> {
+    let of = |height: u64| (height, Draft::new(height, if height.is_multiple_of(3) { &[] } else { &[1] }, 1));
+    let mut blocks: BTreeMap<u64, Draft> = heights.map(of).collect();
+    for draft in blocks.values_mut() {
+        draft.transactions.pop();
+        draft.execution_result = None;
+    }
+    blocks
+}
+
+#[tokio::test]
+async fn an_empty_block_of_an_old_spork_is_sealed_where_the_nodes_newest_sealed_one_is_above() {
+    let silent = Behaviour { is_old: true, is_silent_on_seals: true, ..Behaviour::default() };
+    let old = behaving(of_an_old_spork(1..=60), silent.clone()).await;
+    let live = serving(linked_blocks(61..=120, &[1], 1)).await;
+    let source = FlowSource::connect(config(&[(&old, Some(1), Some(61)), (&live, None, None)]))
+        .await
+        .expect("connects");
+    source.heads().await.expect("answers");
+    let blocks = source.blocks(range(1, 16)).await.expect("answers");
+    assert_eq!((blocks.len(), blocks[2].facts.tx_count, blocks[3].facts.tx_count), (16, 0, 1));
+    assert!(Checks::from_bits_truncate(blocks[2].facts.unverified).contains(Checks::SYSTEM_MISSING));
+    // What it said is remembered.
+    let asked = old.asked("GetLatestBlockHeader");
+    assert!((1..=5).contains(&asked), "once, or once for each that was asked for beside it: {asked}");
+    assert_eq!(source.blocks(range(55, 60)).await.expect("answers").len(), 6);
+    assert_eq!(old.asked("GetLatestBlockHeader"), asked);
+    // Of one that grows it is asked where a height is above, and not for blocks whose results say it.
+    let mut chain = Chain::new(of_an_old_spork(1..=6));
+    chain.unsealed_heights = 1;
+    let growing = FlowNode::start(chain, silent).await.expect("listens");
+    let source = without_results(&growing).await;
+    assert_eq!(source.blocks(range(1, 6)).await.expect("answers").len(), 5);
+    growing.take_counts();
+    assert_eq!(source.blocks(range(6, 6)).await.expect("answers"), [], "not yet");
+    growing.state().chain.unsealed_heights = 0;
+    assert_eq!(source.blocks(range(6, 6)).await.expect("answers").len(), 1);
+    assert_eq!(source.blocks(range(4, 6)).await.expect("answers").len(), 3);
+    assert_eq!(growing.take_counts().asked["GetLatestBlockHeader"], 2);
+}
