@@ -179,8 +179,8 @@ pub fn linked_ref(header: &BlockHeader) -> Result<cairn_core::LinkedRef, FlowErr
 /// Puts a sealed block together and checks it.
 ///
 /// Each transaction has a result that names it, this block and its height; ids are computed and compared; events are those of their
-/// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; no
-/// chunk of the execution result says that there is more. What is in the events, and whether a transaction's last ones are there, is the node's word
+/// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; the
+/// execution result has a chunk for each of them and for the system, of as many transactions where it counts them. What is in the events, and whether a transaction's last ones are there, is the node's word
 /// ([`Checks::EVENTS`]). A missing result is an error, never an empty one; system transactions that no result names are left
 /// out ([`crate::pair`]). Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
 pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {

@@ -5,7 +5,7 @@ use cairn_core::{BlockLayout, ErrorKind, StoredBlock, TxStatus};
 use cairn_flow::block::check_network;
 use cairn_flow::id::transaction_id;
 use cairn_flow::pair::named;
-use cairn_flow::proto::{BlockHeader, Transaction, TransactionResult, TransactionStatus};
+use cairn_flow::proto::{BlockHeader, Chunk, Transaction, TransactionResult, TransactionStatus};
 use cairn_flow::terms::{evm_term, terms_of_receipts};
 use cairn_flow::{BlockParts, Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
 use cairn_flow_node::draft::system;
@@ -170,16 +170,48 @@ fn events_that_nothing_shows_to_be_all_are_marked() {
         chunk.event_collection = no_events();
     });
     assert!(!marked(&draft));
-    let chunks = &mut draft.execution_result.as_mut().expect("there is one").chunks;
-    let last = chunks.pop();
-    assert!(marked(&draft), "nothing is said of the last one");
-    draft.execution_result.as_mut().expect("there is one").chunks.extend(last);
     draft.execution_result.as_mut().expect("there is one").chunks[0].event_collection = Bytes::new();
     assert!(marked(&draft), "one doesn't say");
     draft.execution_result = None;
     assert!(marked(&draft));
     // A spork's root executes nothing, so that there are none.
     assert!(!marked(&Draft::root(20)));
+}
+
+#[test]
+fn an_execution_result_of_other_chunks_is_of_another_block() {
+    let chunks = |change: fn(&mut Vec<Chunk>)| {
+        let mut draft = Draft::new(20, &[2, 1], 2);
+        change(&mut draft.execution_result.as_mut().expect("there is one").chunks);
+        assemble(&draft.parts())
+    };
+    type Change = (&'static str, fn(&mut Vec<Chunk>));
+    let changes: [Change; 4] = [
+        ("2 chunks", |chunks| drop(chunks.pop())),
+        ("4 chunks", |chunks| chunks.push(Chunk::default())),
+        ("chunk 0 has 1 transactions, 2 came", |chunks| chunks[0].number_of_transactions = 1),
+        ("0 chunks", Vec::clear),
+    ];
+    for (words, change) in changes {
+        let error = chunks(change).expect_err(words);
+        assert!(
+            matches!(error, FlowError::Inconsistent { .. }) && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+    // Old nodes don't count transactions.
+    let uncounted = chunks(|chunks| chunks.iter_mut().for_each(|chunk| chunk.number_of_transactions = 0));
+    assert!(uncounted.is_ok());
+    // Of a root, and of a node that gives no system transaction, less can be said.
+    let mut draft = Draft::new(20, &[2, 1], 2);
+    draft.transactions.pop();
+    draft.execution_result.as_mut().expect("there is one").chunks.pop();
+    assert!(assemble(&draft.parts()).is_ok());
+    for count in [0, 1, 2] {
+        let mut root = Draft::root(20);
+        root.execution_result.as_mut().expect("there is one").chunks = vec![Chunk::default(); count];
+        assert!(assemble(&root.parts()).is_ok(), "{count}");
+    }
 }
 
 #[test]
