@@ -37,6 +37,9 @@ bitflags::bitflags! {
         /// Its events are as the node gave them. The execution result has a hash of each chunk's, which is of another encoding (CCF) than what is stored
         /// (JSON-CDC). That none is missing before another one of its transaction is checked, and that a chunk with events has some.
         const EVENTS = 16;
+        /// An EVM block that it closes is not of the EVM transactions in it ([`crate::evm_blocks`]), and the nodes that were asked say so again. Whoever
+        /// asks them sets this.
+        const EVM_BLOCK = 32;
     }
 }
 
@@ -49,6 +52,7 @@ impl Checks {
             Checks::SYSTEM_MISSING => Some("system-missing"),
             Checks::EXECUTION_RESULT => Some("execution-result"),
             Checks::EVENTS => Some("events"),
+            Checks::EVM_BLOCK => Some("evm-block"),
             _ => None,
         })
     }
@@ -272,6 +276,8 @@ pub fn check_stored(stored: &StoredBlock) -> Result<RawBlock, FlowError> {
     if !Checks::from_bits_retain(stored.facts.unverified).contains(Checks::EVENTS) {
         whole.facts.unverified &= !Checks::EVENTS.bits();
     }
+    // What other answers said can't be asked again.
+    whole.facts.unverified |= stored.facts.unverified & Checks::EVM_BLOCK.bits();
     let differs = [
         (whole.facts != stored.facts, "its facts"),
         (whole.transactions != stored.transactions, "the facts of its transactions"),

@@ -1,6 +1,7 @@
 //! The Flow source against an access node on loopback.
 
 mod counters;
+mod evm;
 mod nodes;
 mod sporks;
 mod state;
