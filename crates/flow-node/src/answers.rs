@@ -154,7 +154,7 @@ impl State {
 
     fn account(&self, address: &[u8], height: u64) -> Result<proto::Account, Status> {
         self.executed(&self.at(height)?.id)?;
-        self.ledger.account(address, height).ok_or_else(|| missing("account"))
+        self.ledger.account(address, height).ok_or_else(|| Status::not_found("account not found"))
     }
 
     fn script(&self, script: &[u8], arguments: &[Bytes], height: u64) -> Result<Bytes, Status> {

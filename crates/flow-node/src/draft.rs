@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use alloy_primitives::B256;
 use bytes::Bytes;
-use cairn_flow::BlockParts;
+use cairn_flow::evm::transaction_hash_root;
 use cairn_flow::id::{collection_id, transaction_id};
 use cairn_flow::proto::{
     Block, Chunk, CollectionGuarantee, Event, ExecutionResult, ProposalKey, Timestamp, Transaction,
     TransactionResult, TransactionStatus,
 };
+use cairn_flow::{BlockParts, Network};
 use prost::Message;
+
+use crate::cdc::{self, Cdc};
 
 /// What a whole block is made of.
 #[derive(Debug, Clone)]
@@ -135,6 +139,47 @@ impl Draft {
         let chunk = Chunk::default();
         draft.execution_result.iter_mut().for_each(|result| result.chunks = vec![chunk.clone()]);
         draft
+    }
+
+    /// Adds EVM transactions from place `first` on to the first transaction, and to the last one, which is to be the system's, the event that closes their
+    /// EVM block as one of `closed` transactions. Each is told by the byte that its hash repeats, and uses 21,000 gas and as much as that byte.
+    pub fn evm_block(&mut self, evm_height: u64, first: u16, came: &[u8], closed: &[u8]) {
+        let service = hex::encode(Network::Emulator.accounts().service.0);
+        let hash = |number: &u8| B256::repeat_byte(*number);
+        let gas = |number: &u8| 21_000 + u64::from(*number);
+        for (index, number) in (first..).zip(came) {
+            let fields = [
+                ("hash", cdc::bytes(hash(number).as_slice())),
+                ("index", cdc::number("UInt16", index)),
+                ("type", cdc::number("UInt8", 255)),
+                ("payload", cdc::bytes(&[0xff])),
+                ("gasConsumed", cdc::number("UInt64", gas(number))),
+                ("blockHeight", cdc::number("UInt64", evm_height)),
+            ];
+            self.push_event(0, &format!("A.{service}.EVM.TransactionExecuted"), &fields);
+        }
+        let hashes: Vec<B256> = closed.iter().map(hash).collect();
+        let fields = [
+            ("height", cdc::number("UInt64", evm_height)),
+            ("hash", cdc::bytes(&[evm_height as u8; 32])),
+            ("timestamp", cdc::number("UInt64", 1_770_000_000)),
+            ("totalGasUsed", cdc::number("UInt64", closed.iter().map(gas).sum::<u64>())),
+            ("parentHash", cdc::bytes(&[evm_height.wrapping_sub(1) as u8; 32])),
+            ("transactionHashRoot", cdc::bytes(transaction_hash_root(&hashes).as_slice())),
+        ];
+        let last = self.transactions.len().saturating_sub(1);
+        self.push_event(last, &format!("A.{service}.EVM.BlockExecuted"), &fields);
+    }
+
+    fn push_event(&mut self, transaction: usize, event_type: &str, fields: &[(&str, Cdc)]) {
+        let Some((_, result)) = self.transactions.get_mut(transaction) else { return };
+        result.events.push(Event {
+            r#type: event_type.to_owned(),
+            transaction_id: result.transaction_id.clone(),
+            transaction_index: transaction as u32,
+            event_index: result.events.len() as u32,
+            payload: cdc::event(event_type, fields),
+        });
     }
 
     /// Gives the collections the ids of the transactions that they have now.

@@ -37,6 +37,9 @@ bitflags::bitflags! {
         /// Its events are as the node gave them. The execution result has a hash of each chunk's, which is of another encoding (CCF) than what is stored
         /// (JSON-CDC). That none is missing before another one of its transaction is checked, and that a chunk with events has some.
         const EVENTS = 16;
+        /// An EVM block that it closes is not of the EVM transactions in it ([`crate::evm_blocks`]), and the nodes that were asked say so again. Whoever
+        /// asks them sets this.
+        const EVM_BLOCK = 32;
     }
 }
 
@@ -49,6 +52,7 @@ impl Checks {
             Checks::SYSTEM_MISSING => Some("system-missing"),
             Checks::EXECUTION_RESULT => Some("execution-result"),
             Checks::EVENTS => Some("events"),
+            Checks::EVM_BLOCK => Some("evm-block"),
             _ => None,
         })
     }
@@ -179,8 +183,8 @@ pub fn linked_ref(header: &BlockHeader) -> Result<cairn_core::LinkedRef, FlowErr
 /// Puts a sealed block together and checks it.
 ///
 /// Each transaction has a result that names it, this block and its height; ids are computed and compared; events are those of their
-/// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; no
-/// chunk of the execution result says that there is more. What is in the events, and whether a transaction's last ones are there, is the node's word
+/// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; the
+/// execution result has a chunk for each of them and for the system, of as many transactions where it counts them. What is in the events, and whether a transaction's last ones are there, is the node's word
 /// ([`Checks::EVENTS`]). A missing result is an error, never an empty one; system transactions that no result names are left
 /// out ([`crate::pair`]). Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
 pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
@@ -272,6 +276,8 @@ pub fn check_stored(stored: &StoredBlock) -> Result<RawBlock, FlowError> {
     if !Checks::from_bits_retain(stored.facts.unverified).contains(Checks::EVENTS) {
         whole.facts.unverified &= !Checks::EVENTS.bits();
     }
+    // What other answers said can't be asked again.
+    whole.facts.unverified |= stored.facts.unverified & Checks::EVM_BLOCK.bits();
     let differs = [
         (whole.facts != stored.facts, "its facts"),
         (whole.transactions != stored.transactions, "the facts of its transactions"),

@@ -160,22 +160,33 @@ impl Chunks {
         }
     }
 
-    /// No chunk of the execution has more transactions than came, nor events where none came or the other way round. Its count of transactions may
-    /// be 0 (old nodes). Which events it has can't be told: their hash is of another encoding than JSON-CDC. Answers whether these are all events, which
-    /// it can show only where there are none.
+    /// There is a chunk for each collection and one for the system, each with as many transactions as came, and with events where some came. Its count
+    /// of transactions may be 0 (old nodes). Which events it has can't be told: their hash is of another encoding than JSON-CDC. Answers whether these
+    /// are all events, which it can show only where there are none.
+    ///
+    /// A spork's root has a chunk in which nothing is executed, and old nodes give no system transaction: there only what is more than came is refused.
     pub fn check_executed(&self, height: u64, result: &ExecutionResult) -> Result<bool, FlowError> {
         let chunks = self.collections.len() + 1;
-        let mut has_shown_events = self.has_system() && result.chunks.len() == chunks;
+        if self.has_system() && result.chunks.len() != chunks {
+            let message = format!(
+                "it has {} chunks, and there are {} collections and the system's transactions",
+                result.chunks.len(),
+                self.collections.len()
+            );
+            return Err(FlowError::Inconsistent { height, what: "its execution result", message });
+        }
+        let mut has_shown_events = self.has_system();
         let came = self.collections.iter().map(Some).chain([self.system.as_ref()]);
         for (number, (executed, came)) in result.chunks.iter().zip(came).enumerate() {
             let Some(came) = came else { continue };
-            let count = came.transactions.len();
-            if (executed.number_of_transactions as usize) > count {
-                let message = format!(
-                    "chunk {number} has {} transactions, {count} came",
-                    executed.number_of_transactions
-                );
-                return Err(FlowError::Incomplete { height, message });
+            let (said, count) = (executed.number_of_transactions as usize, came.transactions.len());
+            let message = || format!("chunk {number} has {said} transactions, {count} came");
+            if said > count {
+                return Err(FlowError::Incomplete { height, message: message() });
+            }
+            if self.has_system() && said > 0 && said < count {
+                let what = "its execution result";
+                return Err(FlowError::Inconsistent { height, what, message: message() });
             }
             let hash = executed.event_collection.as_ref();
             has_shown_events &= hash == NO_EVENTS;

@@ -193,31 +193,64 @@ impl Executed {
     }
 }
 
+#[derive(Deserialize)]
+struct RawEvent<'p> {
+    #[serde(borrow)]
+    value: RawFields<'p>,
+}
+
+#[derive(Deserialize)]
+struct RawFields<'p> {
+    #[serde(borrow)]
+    fields: Vec<RawField<'p>>,
+}
+
+#[derive(Deserialize)]
+struct RawField<'p> {
+    #[serde(borrow)]
+    name: Cow<'p, str>,
+    #[serde(borrow)]
+    value: &'p RawValue,
+}
+
+impl RawFields<'_> {
+    /// An event of these fields alone, of each name the first one; `None` where one isn't there or can't be read.
+    fn only(&self, names: &[&str]) -> Option<Composite> {
+        let one = |name: &&str| {
+            let field = self.fields.iter().find(|field| field.name == *name)?;
+            let value = CdcValue::parse(field.value.get().as_bytes()).ok()?;
+            Some(((*name).to_owned(), value))
+        };
+        let fields = names.iter().map(one).collect::<Option<_>>()?;
+        Some(Composite { kind: "Event".into(), id: String::new(), fields })
+    }
+}
+
 /// The hash alone of an `EVM.TransactionExecuted` event, without decoding the rest; `None` where there is none that can be read.
 pub fn executed_hash(payload: &[u8]) -> Option<B256> {
-    #[derive(Deserialize)]
-    struct Event<'p> {
-        #[serde(borrow)]
-        value: Fields<'p>,
-    }
-    #[derive(Deserialize)]
-    struct Fields<'p> {
-        #[serde(borrow)]
-        fields: Vec<Field<'p>>,
-    }
-    #[derive(Deserialize)]
-    struct Field<'p> {
-        #[serde(borrow)]
-        name: Cow<'p, str>,
-        #[serde(borrow)]
-        value: &'p RawValue,
-    }
-    let event: Event<'_> = serde_json::from_slice(payload).ok()?;
-    let field = event.value.fields.into_iter().find(|field| field.name == "hash")?;
-    let value = CdcValue::parse(field.value.get().as_bytes()).ok()?;
-    let alone =
-        Composite { kind: "Event".into(), id: String::new(), fields: vec![(field.name.into_owned(), value)] };
-    hash_of(&alone, "hash").ok()?
+    let event: RawEvent<'_> = serde_json::from_slice(payload).ok()?;
+    hash_of(&event.value.only(&["hash"])?, "hash").ok()?
+}
+
+/// Of an `EVM.TransactionExecuted` event what its EVM block is held against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExecutedOutline {
+    pub hash: B256,
+    pub index: u64,
+    pub gas_used: u64,
+    pub block_height: u64,
+}
+
+/// As [`executed_hash`], without decoding payload, logs and what was returned.
+pub(crate) fn executed_outline(payload: &[u8]) -> Option<ExecutedOutline> {
+    let event: RawEvent<'_> = serde_json::from_slice(payload).ok()?;
+    let fields = event.value.only(&["hash", "index", "gasConsumed", "blockHeight"])?;
+    Some(ExecutedOutline {
+        hash: hash_of(&fields, "hash").ok()??,
+        index: number_of(&fields, "index").ok()?,
+        gas_used: number_of(&fields, "gasConsumed").ok()?,
+        block_height: number_of(&fields, "blockHeight").ok()?,
+    })
 }
 
 impl EvmBlock {

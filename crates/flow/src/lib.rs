@@ -13,6 +13,7 @@ mod check;
 mod error;
 pub mod event;
 pub mod evm;
+pub mod evm_blocks;
 pub mod id;
 mod layout;
 pub mod network;

@@ -123,6 +123,11 @@ impl Network {
         }
     }
 
+    /// Where the spork ends in which a height lies: the next one's root. `None`: no later one is known.
+    pub fn spork_end(self, height: u64) -> Option<Spork> {
+        self.sporks().iter().copied().find(|spork| spork.root_height > height)
+    }
+
     /// Its sporks by ascending root (onflow/flow `sporks.json`). Empty where there is only one set of nodes.
     pub fn sporks(self) -> &'static [Spork] {
         match self {
@@ -182,5 +187,10 @@ mod tests {
             assert_eq!(Network::from_chain_id(network.chain_id()), Some(network));
         }
         assert_eq!(Network::from_chain_id("flow-previewnet"), None);
+        let end = |height| Network::Mainnet.spork_end(height).map(|spork| spork.name);
+        assert_eq!(
+            [130_290_658, 130_290_659, 137_390_145, 137_390_146].map(end),
+            [Some("mainnet27"), Some("mainnet28"), Some("mainnet28"), None]
+        );
     }
 }

@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use cairn_core::{BlockLayout, ErrorKind, StoredBlock, TxStatus};
 use cairn_flow::block::check_network;
+use cairn_flow::evm_blocks::{EvmBlocks, evm_blocks};
 use cairn_flow::id::transaction_id;
 use cairn_flow::pair::named;
-use cairn_flow::proto::{BlockHeader, Transaction, TransactionResult, TransactionStatus};
+use cairn_flow::proto::{BlockHeader, Chunk, Transaction, TransactionResult, TransactionStatus};
 use cairn_flow::terms::{evm_term, terms_of_receipts};
 use cairn_flow::{BlockParts, Checks, DecodedBlock, FlowError, FlowLayout, Network, assemble, check_stored};
 use cairn_flow_node::draft::system;
@@ -170,16 +171,48 @@ fn events_that_nothing_shows_to_be_all_are_marked() {
         chunk.event_collection = no_events();
     });
     assert!(!marked(&draft));
-    let chunks = &mut draft.execution_result.as_mut().expect("there is one").chunks;
-    let last = chunks.pop();
-    assert!(marked(&draft), "nothing is said of the last one");
-    draft.execution_result.as_mut().expect("there is one").chunks.extend(last);
     draft.execution_result.as_mut().expect("there is one").chunks[0].event_collection = Bytes::new();
     assert!(marked(&draft), "one doesn't say");
     draft.execution_result = None;
     assert!(marked(&draft));
     // A spork's root executes nothing, so that there are none.
     assert!(!marked(&Draft::root(20)));
+}
+
+#[test]
+fn an_execution_result_of_other_chunks_is_of_another_block() {
+    let chunks = |change: fn(&mut Vec<Chunk>)| {
+        let mut draft = Draft::new(20, &[2, 1], 2);
+        change(&mut draft.execution_result.as_mut().expect("there is one").chunks);
+        assemble(&draft.parts())
+    };
+    type Change = (&'static str, fn(&mut Vec<Chunk>));
+    let changes: [Change; 4] = [
+        ("2 chunks", |chunks| drop(chunks.pop())),
+        ("4 chunks", |chunks| chunks.push(Chunk::default())),
+        ("chunk 0 has 1 transactions, 2 came", |chunks| chunks[0].number_of_transactions = 1),
+        ("0 chunks", Vec::clear),
+    ];
+    for (words, change) in changes {
+        let error = chunks(change).expect_err(words);
+        assert!(
+            matches!(error, FlowError::Inconsistent { .. }) && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+    // Old nodes don't count transactions.
+    let uncounted = chunks(|chunks| chunks.iter_mut().for_each(|chunk| chunk.number_of_transactions = 0));
+    assert!(uncounted.is_ok());
+    // Of a root, and of a node that gives no system transaction, less can be said.
+    let mut draft = Draft::new(20, &[2, 1], 2);
+    draft.transactions.pop();
+    draft.execution_result.as_mut().expect("there is one").chunks.pop();
+    assert!(assemble(&draft.parts()).is_ok());
+    for count in [0, 1, 2] {
+        let mut root = Draft::root(20);
+        root.execution_result.as_mut().expect("there is one").chunks = vec![Chunk::default(); count];
+        assert!(assemble(&root.parts()).is_ok(), "{count}");
+    }
 }
 
 #[test]
@@ -234,6 +267,7 @@ fn generated_blocks_are_whole() {
     generator.grow(200);
     let state = generator.state();
     let state = state.lock().expect("not poisoned");
+    let mut whole = 0;
     for block in state.chain.blocks() {
         let parts = BlockParts {
             block: block.block.clone(),
@@ -243,7 +277,61 @@ fn generated_blocks_are_whole() {
         };
         let raw = assemble(&parts).expect("is whole");
         assert_eq!(Checks::from_bits_truncate(raw.facts.unverified), Checks::BLOCK_ID | Checks::EVENTS);
+        match evm_blocks(&raw.receipts, state.chain.network).expect("is read") {
+            EvmBlocks::Contradicted(message) => panic!("{}: {message}", raw.facts.height),
+            EvmBlocks::Whole => whole += 1,
+            EvmBlocks::Unsaid => {}
+        }
     }
+    assert!(whole > 10, "{whole}");
+}
+
+/// What the EVM side of a block says: transactions from place `first` on came, and a block is closed of others.
+fn evm_side(first: u16, came: &[u8], closed: &[u8], change: impl FnOnce(&mut Draft)) -> EvmBlocks {
+    let mut draft = Draft::new(20, &[2, 1], 2);
+    draft.evm_block(7, first, came, closed);
+    change(&mut draft);
+    let raw = assemble(&draft.parts()).expect("is whole");
+    evm_blocks(&raw.receipts, Network::Emulator).expect("is read")
+}
+
+#[test]
+fn f05_an_evm_block_of_other_transactions_than_came_contradicts_itself() {
+    let as_is = |_: &mut Draft| {};
+    assert_eq!(evm_side(0, &[1, 2, 3], &[1, 2, 3], as_is), EvmBlocks::Whole);
+    for (came, words) in [
+        (&[1, 2][..], "used 63006 gas, the 2 transactions that came 42003"),
+        // The same gas, in another order.
+        (&[2, 1, 3][..], "the 3 that came have another"),
+    ] {
+        match evm_side(0, came, &[1, 2, 3], as_is) {
+            EvmBlocks::Contradicted(message) => assert!(message.contains(words), "{message}"),
+            other => panic!("{came:?}: {other:?}"),
+        }
+    }
+    // One that came twice counts once.
+    assert_eq!(evm_side(0, &[1, 2, 2], &[1, 2], as_is), EvmBlocks::Whole);
+}
+
+#[test]
+fn f04_an_evm_block_that_needs_no_transactions_here_contradicts_nothing() {
+    let as_is = |_: &mut Draft| {};
+    // Its first transactions, or all of them, are in an earlier Flow block.
+    for (first, came) in [(1, &[2, 3][..]), (0, &[][..])] {
+        assert_eq!(evm_side(first, came, &[1, 2, 3], as_is), EvmBlocks::Unsaid, "{came:?}");
+    }
+    assert_eq!(evm_side(0, &[], &[], as_is), EvmBlocks::Unsaid, "one without any");
+    // It is closed in a later one.
+    let open = |draft: &mut Draft| drop(draft.transactions[3].1.events.pop());
+    assert_eq!(evm_side(0, &[1, 2], &[1, 2], open), EvmBlocks::Unsaid);
+    // What can't be read says nothing, nor does a contract that anybody may deploy.
+    let unreadable = |draft: &mut Draft| draft.transactions[0].1.events[2].payload = "{".into();
+    assert_eq!(evm_side(0, &[1, 2], &[1], unreadable), EvmBlocks::Unsaid);
+    let strangers = |draft: &mut Draft| {
+        let closed = draft.transactions[3].1.events.last_mut().expect("is there");
+        closed.r#type = "A.0000000000000009.EVM.BlockExecuted".into();
+    };
+    assert_eq!(evm_side(0, &[1, 2], &[1], strangers), EvmBlocks::Unsaid);
 }
 
 #[test]
@@ -348,6 +436,9 @@ fn a_stored_block_is_held_against_itself() {
     let mut older = raw.clone();
     older.facts.unverified = Checks::BLOCK_ID.bits();
     assert_eq!(check_stored(&StoredBlock::from(&older)).expect("holds"), older);
+    let mut contradicted = raw.clone();
+    contradicted.facts.unverified |= Checks::EVM_BLOCK.bits();
+    assert_eq!(check_stored(&StoredBlock::from(&contradicted)).expect("holds"), contradicted);
     older.facts.unverified = Checks::EVENTS.bits();
     assert!(check_stored(&StoredBlock::from(&older)).is_err(), "no other mark may be gone");
     assert_eq!(terms_of_receipts(&raw.receipts).expect("is read"), raw.log_terms);

@@ -9,6 +9,8 @@ use crate::SourceError;
 pub(super) enum Refusal {
     /// It doesn't have that yet.
     NotYet,
+    /// It has the state that was asked for, and in it no such account.
+    NoAccount,
     /// It never will: its chain begins at this height (F02). Not the same as "not yet".
     BelowRoot {
         /// What it says is its root.
@@ -46,6 +48,8 @@ pub(super) fn classify(status: &Status) -> Refusal {
         }
         Code::ResourceExhausted | Code::OutOfRange if too_large => Refusal::TooLarge(message.into()),
         Code::ResourceExhausted => Refusal::RateLimited(message.into()),
+        Code::NotFound if is_of_account(message) => Refusal::NoAccount,
+        // Of state, OUT_OF_RANGE says that the node's index isn't that far, or has lost it (flow-go `ConvertIndexError`).
         Code::NotFound | Code::OutOfRange => Refusal::NotYet,
         Code::Unimplemented => Refusal::Unimplemented,
         Code::Internal if message.contains("error message is empty") => Refusal::BrokenBulk(message.into()),
@@ -65,6 +69,18 @@ fn below_root(message: &str) -> Option<Refusal> {
     Some(Refusal::BelowRoot { root_height, is_sporks: whose.trim_end() == "spork" })
 }
 
+/// Whether it is an account that isn't there, and not its block or the state that the block left: flow-go's "account not found", "account with address
+/// … not found" and "… does not exist", and the emulator's "could not find account with address …".
+fn is_of_account(message: &str) -> bool {
+    let is_named = message.split("account with address ").skip(1).any(|after| {
+        let said = after.split_once(' ').map_or("", |(_, said)| said);
+        said.starts_with("not found") || said.starts_with("does not exist")
+    });
+    is_named
+        || message.contains("account not found")
+        || message.contains("could not find account with address ")
+}
+
 /// Whether a limit that was reached is a script's own, and not the caller's (flow-go `convertScriptExecutionError`).
 fn is_of_script(message: &str) -> bool {
     ["script execution computation limit exceeded", "script execution memory limit exceeded"]
@@ -77,7 +93,7 @@ impl Refusal {
     pub fn into_error(self, endpoint: &str) -> Option<SourceError> {
         let endpoint = endpoint.to_owned();
         Some(match self {
-            Refusal::NotYet => return None,
+            Refusal::NotYet | Refusal::NoAccount => return None,
             Refusal::BelowRoot { root_height, .. } => SourceError::Permanent {
                 endpoint,
                 message: format!(
@@ -162,6 +178,32 @@ mod tests {
             "/flow.access.AccessAPI/ExecuteScriptAtBlockID is rejected by grpc_ratelimit middleware, please retry later.",
         );
         assert!(matches!(classify(&status), Refusal::RateLimited(_)), "{status}");
+    }
+
+    #[test]
+    fn an_account_that_is_not_there_is_told_from_state_that_is_not() {
+        for words in [
+            "account not found",
+            "account with address 0000000000000009 not found: key not found",
+            "account with address 0000000000000009 does not exist",
+            "could not find account with address 0000000000000009",
+            "failed to get account from the execution node: 1 error occurred:\n\t* rpc error: code = NotFound desc = account not found\n\n",
+        ] {
+            assert_eq!(classify(&Status::not_found(words)), Refusal::NoAccount, "{words}");
+            assert_eq!(classify(&Status::out_of_range(words)), Refusal::NotYet, "{words}");
+        }
+        for words in [
+            "not found: key not found",
+            "data not found: key not found",
+            "block 0909 has not been executed by node or was pruned",
+            "failed to get account from the execution node: 1 error occurred:\n\t* rpc error: code = NotFound desc = block 0909 not found\n\n",
+        ] {
+            assert_eq!(classify(&Status::not_found(words)), Refusal::NotYet, "{words}");
+        }
+        let below = Status::not_found(
+            "account with address 09 not found: block height 5 is less than the spork root block height 7. Try to use a historic node",
+        );
+        assert_eq!(classify(&below), Refusal::BelowRoot { root_height: 7, is_sporks: true });
     }
 
     #[test]

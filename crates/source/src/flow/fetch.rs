@@ -45,6 +45,9 @@ const AWAITED_PAUSE: Duration = Duration::from_millis(500);
 const MOST_WITHHELD: u32 = 3;
 
 /// The block at `height`, checked; `None` where it isn't sealed yet. One that the node calls sealed and doesn't give whole is an error, so that it is seen.
+///
+/// Nodes of old sporks say of no block whether it is sealed. There each height up to that node's newest sealed block is; above, its results have to say
+/// so, and a block without any can't (F06).
 pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> Result<Option<RawBlock>> {
     let question = proto::GetBlockByHeightRequest { height, full_block_response: true };
     let answer: Option<proto::BlockResponse> = node.absent(node.ask(Call::BlockByHeight, question).await)?;
@@ -68,15 +71,27 @@ pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> R
     )?;
     let Some(Pieces { transactions, results, lacks_system }) = pieces else {
         let message = "it has no transactions or results of it".into();
-        return unfinished(node, is_said_sealed, &FlowError::Incomplete { height, message });
+        let is_sealed = is_said_sealed || has_sealed(node, height).await?;
+        return unfinished(node, is_sealed, &FlowError::Incomplete { height, message });
     };
     let parts = BlockParts { block: bytes, transactions, results, execution_result };
     match assemble(&parts).and_then(|raw| with_system(raw, lacks_system || node.is_spork_root(height))) {
-        // Where a node doesn't say that the block is sealed, its results have to, and a block without any can't.
-        Ok(raw) => Ok(Some(raw).filter(|raw| is_said_sealed || raw.facts.tx_count > 0)),
-        Err(error @ FlowError::Incomplete { .. }) => unfinished(node, is_said_sealed, &error),
+        Ok(raw) if is_said_sealed || raw.facts.tx_count > 0 => Ok(Some(raw)),
+        Ok(raw) => Ok(has_sealed(node, height).await?.then_some(raw)),
+        Err(error @ FlowError::Incomplete { .. }) => {
+            let is_sealed = is_said_sealed || has_sealed(node, height).await?;
+            unfinished(node, is_sealed, &error)
+        }
         Err(error) => Err(node.refused(height, &error)),
     }
+}
+
+/// Whether a node's newest sealed block is at this height or above. It is asked only about what lies above all that it told of before.
+async fn has_sealed(node: &Node, height: u64) -> Result<bool> {
+    if height <= node.sealed_height.load(Ordering::Relaxed) {
+        return Ok(true);
+    }
+    Ok(height <= super::latest_of(node).await?.block.height.get())
 }
 
 /// Every block ends with a transaction of the chain's own, but for a spork's root and where the node has no call for it.

@@ -45,7 +45,7 @@ pub(super) enum Standing {
     Stranger,
     /// It serves the network, from here on.
     Known(Root),
-    /// It is another network's, or begins above the height that it is configured from: it is not used.
+    /// It is another network's, or doesn't serve the heights that it is configured for: it is not used.
     Unfit(SourceError),
 }
 
@@ -148,15 +148,37 @@ impl Node {
         };
         let info = info.unwrap_or_default();
         let root = Root { spork: info.spork_root_block_height, node: info.node_root_block_height };
-        match self.configured.first_height {
-            None if root == Root::default() => self.root_by_refusal().await,
-            Some(first) if first < root.first_height() => Err(SourceError::Invalid(format!(
+        let root = match self.configured.first_height {
+            None if root == Root::default() => self.root_by_refusal().await?,
+            _ => root,
+        };
+        self.check_configured(root)?;
+        Ok(root)
+    }
+
+    /// A height that it never serves is a mistake in the configuration, and nothing to wait for (F02).
+    fn check_configured(&self, root: Root) -> Result<()> {
+        let (first, until) = (self.configured.first_height, self.configured.end_height_exclusive);
+        if let Some(first) = first.filter(|first| *first < root.first_height()) {
+            return Err(SourceError::Invalid(format!(
                 "{}: it is configured from height {first}, and serves none below {}; add a node of the spork before",
                 self.name,
                 root.first_height()
-            ))),
-            _ => Ok(root),
+            )));
         }
+        // One that doesn't say its spork is of that in which it is asked first.
+        let spork = Some(root.spork).filter(|spork| *spork > 0).or(first);
+        let Some(next) = spork.and_then(|spork| self.network.spork_end(spork)) else { return Ok(()) };
+        let end = next.root_height;
+        let configured = match (first, until) {
+            (Some(first), _) if first >= end => format!("from height {first}"),
+            (_, Some(until)) if until > end => format!("until height {until}"),
+            _ => return Ok(()),
+        };
+        Err(SourceError::Invalid(format!(
+            "{}: it is configured {configured}, and its spork ends before height {end}; add a node of {}",
+            self.name, next.name
+        )))
     }
 
     /// An old node says it only where it refuses a height. One that has the very first block, or says nothing, is taken to begin there.

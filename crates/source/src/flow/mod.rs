@@ -7,11 +7,13 @@
 //! | one node: what it is, connection, calls, limits | `identity`, `node`, `codec`, `pace`, `health`, `memory` |
 //! | what refusals mean | `classify` |
 //! | one whole block | `fetch`, `pieces` |
+//! | one whose EVM side contradicts itself | `doubt` |
 //! | scripts and accounts as they are at a block | [`state`] |
 //!
 //! **Law 6.** Each block is put together and checked by the codec ([`cairn_flow::assemble`]) before it is passed on: heights, links, ids of transactions,
 //! results of this block and no other, events in order, collections complete. There is no decorator around this source. What can't be checked,
-//! such as the block's own id and what is in its events, is marked in its facts, and counted as the decorator does it.
+//! such as the block's own id and what is in its events, is marked in its facts, and counted as the decorator does it. A block that closes an EVM block
+//! of other EVM transactions than are in it is asked for again, of other nodes first, and taken with a mark where answers agree (F05).
 //!
 //! **Sporks.** A node serves the heights from its spork's root to the next one's. Each height has one node, or several of the same
 //! stretch, which are asked in turn, and instead of each other where one fails. A height that no node serves is a mistake in the configuration and is never
@@ -27,6 +29,7 @@
 mod classify;
 mod codec;
 pub mod config;
+mod doubt;
 mod fetch;
 mod health;
 mod identity;
@@ -37,16 +40,18 @@ mod pieces;
 mod pool;
 pub mod state;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_core::{BlockRef, ChainId, ErrorKind, Height, HeightRange, LinkedRef, RawBlock};
 use cairn_flow::block::{check_network, linked_ref};
+use cairn_flow::evm_blocks::EvmBlocks;
 use cairn_flow::{Checks, proto};
 use futures::{StreamExt, stream};
 
 pub use config::{FlowConfig, NodeConfig};
+use doubt::Doubted;
 use fetch::OfExecution;
 use node::{Call, Node};
 use pool::{Pool, Tried, Want};
@@ -71,6 +76,8 @@ pub struct FlowSource {
     seen: AtomicU64,
     /// What the next block is expected to take, in bytes: follows growth at once, forgets slowly.
     block_bytes: AtomicU64,
+    /// How many blocks in a row were taken although their EVM side contradicts itself.
+    contradicted: AtomicU32,
 }
 
 impl FlowSource {
@@ -80,7 +87,13 @@ impl FlowSource {
     pub async fn connect(config: FlowConfig) -> Result<FlowSource> {
         config.check()?;
         let pool = Pool::connect(&config).await?;
-        Ok(FlowSource { config, pool, seen: AtomicU64::new(0), block_bytes: AtomicU64::new(0) })
+        Ok(FlowSource {
+            config,
+            pool,
+            seen: AtomicU64::new(0),
+            block_bytes: AtomicU64::new(0),
+            contradicted: AtomicU32::new(0),
+        })
     }
 
     /// The first height that any node serves; 0 where one that didn't answer yet may serve any.
@@ -99,12 +112,52 @@ impl FlowSource {
 
     /// The block at a height, from whichever node has it; `None`: not sealed yet.
     async fn block(&self, height: u64) -> Result<Option<RawBlock>> {
+        let mut doubted = Doubted::default();
+        let mut again = 0;
+        loop {
+            let error = match self.block_of_any(height, &mut doubted).await {
+                Ok(block) => return Ok(block),
+                Err(error) => error,
+            };
+            let in_a_row = self.contradicted.load(Ordering::Relaxed);
+            if let Some(block) = doubted.take_agreed(in_a_row) {
+                self.contradicted.fetch_add(1, Ordering::Relaxed);
+                return Ok(Some(block));
+            }
+            if doubted.is_empty() || again >= doubt::MOST_AGAIN {
+                return Err(error);
+            }
+            again += 1;
+            tokio::time::sleep(doubt::PAUSE).await;
+        }
+    }
+
+    /// From the first node that has it and whose EVM side holds; those that don't hold are kept aside.
+    async fn block_of_any(&self, height: u64, doubted: &mut Doubted) -> Result<Option<RawBlock>> {
         let mut tried = Tried::default();
         loop {
             let node = self.pool.next(Want::Height(height), &mut tried).await?;
-            match self.block_of(node, height).await {
-                Ok(block) => return Ok(block),
-                Err(error) => tried.failed(node, error),
+            let block = match self.block_of(node, height).await {
+                Ok(Some(block)) => block,
+                Ok(None) => return Ok(None),
+                Err(error) => {
+                    tried.failed(node, error);
+                    continue;
+                }
+            };
+            match doubt::evm_side(node, &block)? {
+                EvmBlocks::Contradicted(message) => {
+                    let error = doubt::contradicted(node, height, message);
+                    tracing::warn!(node = node.name, height, %error, "the block is asked for again");
+                    doubted.add(node.index, block);
+                    tried.failed(node, error);
+                }
+                held => {
+                    if held == EvmBlocks::Whole {
+                        self.contradicted.store(0, Ordering::Relaxed);
+                    }
+                    return Ok(Some(block));
+                }
             }
         }
     }
@@ -145,17 +198,6 @@ impl FlowSource {
         Ok(Some(linked))
     }
 
-    async fn latest_of(&self, node: &Node) -> Result<LinkedRef> {
-        let question = proto::GetLatestBlockHeaderRequest { is_sealed: true };
-        let answer = node.ask::<_, proto::BlockHeaderResponse>(Call::LatestBlockHeader, question).await;
-        let header = node.absent(answer)?.and_then(|answer| answer.block);
-        let header = header.ok_or_else(|| SourceError::Transient {
-            endpoint: node.name.clone(),
-            message: "it has no sealed block yet".into(),
-        })?;
-        linked(node, &header)
-    }
-
     /// "Not there" is an answer near the sealed head only. Heights have no gaps, so below it is a fault, of which somebody should hear.
     fn is_expected<T>(&self, node: &Node, height: u64, answer: Option<T>) -> Result<Option<T>> {
         let sealed_height = self.seen.load(Ordering::Relaxed);
@@ -168,6 +210,20 @@ impl FlowSource {
         tracing::warn!(node = node.name, message);
         Err(SourceError::Transient { endpoint: node.name.clone(), message })
     }
+}
+
+/// A node's newest sealed block.
+async fn latest_of(node: &Node) -> Result<LinkedRef> {
+    let question = proto::GetLatestBlockHeaderRequest { is_sealed: true };
+    let answer = node.ask::<_, proto::BlockHeaderResponse>(Call::LatestBlockHeader, question).await;
+    let header = node.absent(answer)?.and_then(|answer| answer.block);
+    let header = header.ok_or_else(|| SourceError::Transient {
+        endpoint: node.name.clone(),
+        message: "it has no sealed block yet".into(),
+    })?;
+    let latest = linked(node, &header)?;
+    node.sealed_height.fetch_max(latest.block.height.get(), Ordering::Relaxed);
+    Ok(latest)
 }
 
 /// A header's place, where it is one of this network.
@@ -187,7 +243,7 @@ impl ChainSource for FlowSource {
         let mut tried = Tried::default();
         let latest = loop {
             let node = self.pool.next(Want::Live, &mut tried).await?;
-            match self.latest_of(node).await {
+            match latest_of(node).await {
                 Ok(latest) => break latest,
                 Err(error) => tried.failed(node, error),
             }

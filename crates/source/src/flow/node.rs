@@ -1,6 +1,6 @@
 //! One access node: its connection, its pace, and the calls of the Access API.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -103,6 +103,8 @@ pub(super) struct Node {
     timeout: Duration,
     /// How many execution results it did not have in a row, though they were waited for.
     pub results_withheld: AtomicU32,
+    /// The highest sealed height that it told of.
+    pub sealed_height: AtomicU64,
 }
 
 /// The longest announcement of a block that is taken, in bytes.
@@ -144,6 +146,7 @@ impl Node {
             memory,
             timeout: Duration::from_millis(config.request_timeout_ms),
             results_withheld: AtomicU32::new(0),
+            sealed_height: AtomicU64::new(0),
         })
     }
 

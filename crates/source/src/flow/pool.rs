@@ -24,6 +24,37 @@ struct Stretch {
     end_height_exclusive: Option<u64>,
 }
 
+impl Stretch {
+    fn is_empty(self) -> bool {
+        self.end_height_exclusive.is_some_and(|end| end <= self.first_height)
+    }
+}
+
+/// Where a node's heights begin.
+#[derive(Debug, Clone, Copy)]
+struct Begins {
+    /// The first height that it is asked for.
+    first_height: u64,
+    /// Its spork's root.
+    spork: u64,
+    /// Whether it says itself that this is its spork's root.
+    is_said: bool,
+}
+
+impl Begins {
+    /// One that doesn't say its spork begins it where it is asked first.
+    fn only_configured(first_height: u64) -> Begins {
+        Begins { first_height, spork: first_height, is_said: false }
+    }
+
+    /// Whether it is of an earlier spork than another one. Where one of them doesn't say its spork, they may be of the same although they are asked from
+    /// different heights.
+    fn is_before(self, other: Begins) -> bool {
+        let are_said = self.is_said && other.is_said;
+        other.spork > if are_said { self.spork } else { self.spork.max(self.first_height) }
+    }
+}
+
 /// What a node is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
@@ -134,39 +165,39 @@ impl Pool {
 
     /// The heights of each node; `None`: not known, or it is not used.
     ///
-    /// A spork ends where the next one begins, whether or not a node of that one is configured (F02).
+    /// A spork ends where the next one begins, whether or not a node of that one is configured, and wherever in it a node is asked first (F02).
     fn stretches(&self) -> Vec<Option<Stretch>> {
-        // The first height that each is asked for, and its spork's.
-        let begins: Vec<Option<(u64, u64)>> = self
+        let begins: Vec<Option<Begins>> = self
             .nodes
             .iter()
             .map(|node| {
                 let configured = node.configured.first_height;
                 match node.standing() {
-                    Standing::Stranger => configured.map(|first| (first, first)),
+                    Standing::Stranger => configured.map(Begins::only_configured),
                     Standing::Unfit(_) => None,
                     Standing::Known(root) => {
-                        let first = configured.unwrap_or(0).max(root.first_height());
-                        // One that doesn't say its spork begins it where it is asked first.
-                        let spork = if root.spork > 0 { root.spork } else { configured.unwrap_or(0) };
-                        Some((first, spork))
+                        let first_height = configured.unwrap_or(0).max(root.first_height());
+                        Some(match root.spork {
+                            0 => Begins { first_height, ..Begins::only_configured(configured.unwrap_or(0)) },
+                            spork => Begins { first_height, spork, is_said: true },
+                        })
                     }
                 }
             })
             .collect();
-        let sporks: Vec<u64> = begins.iter().flatten().map(|(_, spork)| *spork).collect();
-        let of_table = self.network.sporks().iter().map(|spork| spork.root_height);
-        let roots: Vec<u64> = of_table.chain(sporks.iter().copied()).collect();
         self.nodes
             .iter()
-            .zip(begins)
-            .map(|(node, begins)| {
-                let (first_height, spork) = begins?;
+            .zip(&begins)
+            .map(|(node, own)| {
+                let own = (*own)?;
+                let later = begins.iter().flatten().filter(|other| own.is_before(**other));
                 // One that doesn't say where it begins is taken for one of a chain of its own.
-                let of_table = if spork > 0 { &roots } else { &sporks };
-                let next = of_table.iter().copied().filter(|other| *other > spork.max(first_height)).min();
+                let of_table = self.network.spork_end(own.spork).filter(|_| own.spork > 0);
+                let next =
+                    later.map(|other| other.spork).chain(of_table.map(|spork| spork.root_height)).min();
                 let end_height_exclusive = node.configured.end_height_exclusive.or(next);
-                Some(Stretch { first_height, end_height_exclusive })
+                let stretch = Stretch { first_height: own.first_height, end_height_exclusive };
+                Some(stretch).filter(|stretch| !stretch.is_empty())
             })
             .collect()
     }

@@ -1,7 +1,7 @@
 //! What a node says of the chain's state at a block: scripts and accounts.
 //!
 //! **Limits.** Nodes ration these calls; they have a pace of their own ([`super::NodeConfig::scripts_per_s`]) and use up the common one too. One that is
-//! refused for coming too soon is the caller's to ask again.
+//! refused for coming too soon is the caller's to ask again. What else one node fails at is asked of the others of the same heights.
 
 use bytes::Bytes;
 use cairn_core::BlockRef;
@@ -26,18 +26,20 @@ impl FlowSource {
     /// Runs a script against the state that a block left, each argument as JSON-CDC. The block is named by its id, so that the answer is of no
     /// other fork.
     ///
-    /// [`SourceError::Permanent`]: the node keeps no state that old.
+    /// [`SourceError::Permanent`]: no node lets us, or keeps state that old.
     pub async fn execute_script(&self, at: BlockRef, script: &str, arguments: Vec<Bytes>) -> Result<Script> {
-        let node = self.pool.next(Want::Height(at.height.get()), &mut Tried::default()).await?;
         let question = proto::ExecuteScriptAtBlockIdRequest {
             block_id: Bytes::copy_from_slice(at.id.as_bytes()),
             script: Bytes::copy_from_slice(script.as_bytes()),
             arguments,
         };
-        match node.ask::<_, proto::ExecuteScriptResponse>(Call::ExecuteScriptAtBlockId, question).await {
-            Ok(answer) => Ok(Script::Returned(answer.value)),
-            Err(Refusal::BadRequest(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
-            Err(refusal) => Err(error_of(node, at, refusal)),
+        let mut tried = Tried::default();
+        loop {
+            let node = self.pool.next(Want::Height(at.height.get()), &mut tried).await?;
+            match script_of(node, at, question.clone()).await {
+                Err(error) => not_answered(&mut tried, node, error)?,
+                answer => return answer,
+            }
         }
     }
 
@@ -45,15 +47,34 @@ impl FlowSource {
     ///
     /// Asked for by height, since nodes answer it by nothing else.
     pub async fn account(&self, at: BlockRef, address: FlowAddress) -> Result<Option<proto::Account>> {
-        let node = self.pool.next(Want::Height(at.height.get()), &mut Tried::default()).await?;
+        let mut tried = Tried::default();
+        loop {
+            let node = self.pool.next(Want::Height(at.height.get()), &mut tried).await?;
+            match self.account_of(node, at, address).await {
+                Err(error) => not_answered(&mut tried, node, error)?,
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn account_of(
+        &self,
+        node: &Node,
+        at: BlockRef,
+        address: FlowAddress,
+    ) -> Result<Option<proto::Account>> {
         let question = proto::GetAccountAtBlockHeightRequest {
             address: Bytes::copy_from_slice(&address.0),
             block_height: at.height.get(),
         };
         match node.ask::<_, proto::AccountResponse>(Call::AccountAtBlockHeight, question).await {
-            Ok(answer) => Ok(answer.account),
-            // "account not found", or the height is not there yet.
-            Err(Refusal::NotYet) if self.linked(node, at).await? => Ok(None),
+            Ok(proto::AccountResponse { account: Some(account) }) => Ok(Some(account)),
+            Ok(proto::AccountResponse { account: None }) => Err(SourceError::Transient {
+                endpoint: node.name.clone(),
+                message: format!("its answer to a question for an account at {at} has none in it"),
+            }),
+            // That the height isn't there, or not its state, is no answer.
+            Err(Refusal::NoAccount) if self.linked(node, at).await? => Ok(None),
             Err(refusal) => Err(error_of(node, at, refusal)),
         }
     }
@@ -63,6 +84,28 @@ impl FlowSource {
         let found = self.header_of(node, at.height.get()).await?;
         Ok(found.is_some_and(|linked| linked.block == at))
     }
+}
+
+/// A script that failed is an answer too.
+async fn script_of(
+    node: &Node,
+    at: BlockRef,
+    question: proto::ExecuteScriptAtBlockIdRequest,
+) -> Result<Script> {
+    match node.ask::<_, proto::ExecuteScriptResponse>(Call::ExecuteScriptAtBlockId, question).await {
+        Ok(answer) => Ok(Script::Returned(answer.value)),
+        Err(Refusal::BadRequest(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
+        Err(refusal) => Err(error_of(node, at, refusal)),
+    }
+}
+
+/// The next node is asked, unless this one only wants to be asked later.
+fn not_answered(tried: &mut Tried, node: &Node, error: SourceError) -> Result<()> {
+    if matches!(error, SourceError::RateLimited { .. }) {
+        return Err(error);
+    }
+    tried.failed(node, error);
+    Ok(())
 }
 
 fn error_of(node: &Node, at: BlockRef, refusal: Refusal) -> SourceError {

@@ -1,7 +1,10 @@
 //! The Flow source against an access node on loopback.
 
 mod counters;
+mod evm;
 mod nodes;
+mod sporks;
+mod state;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +16,6 @@ use cairn_flow::proto::{BlockHeader, Transaction};
 use cairn_flow::{Checks, Network};
 use cairn_flow_node::draft::system;
 use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, RateLimit, linked_blocks};
-use cairn_source::flow::state::Script;
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_source::{ChainSource, SourceError};
 use counters::Counters;
@@ -38,6 +40,12 @@ async fn behaving(blocks: BTreeMap<u64, Draft>, behaviour: Behaviour) -> FlowNod
 
 async fn one(node: &FlowNode) -> FlowSource {
     FlowSource::connect(config(&[(node, None, None)])).await.expect("connects")
+}
+
+/// Which doesn't wait for execution results.
+async fn without_results(node: &FlowNode) -> FlowSource {
+    let config = FlowConfig { execution_results: false, ..config(&[(node, None, None)]) };
+    FlowSource::connect(config).await.expect("connects")
 }
 
 fn range(from: u64, to_inclusive: u64) -> HeightRange {
@@ -65,69 +73,6 @@ async fn blocks_come_whole_and_linked_with_heads_and_finality() {
     let linked = source.linked_ref(Height(20)).await.expect("answers").expect("is there");
     assert_eq!(linked, blocks[10].facts.linked_ref());
     assert_eq!(source.linked_ref(Height(41)).await.expect("answers"), None, "not yet");
-}
-
-#[tokio::test]
-async fn f02_a_range_over_two_sporks_is_asked_of_both() {
-    let old = serving(linked_blocks(1..=100, &[1], 1)).await;
-    let live = serving(linked_blocks(101..=120, &[1], 1)).await;
-    let source = FlowSource::connect(config(&[(&old, Some(1), Some(101)), (&live, None, None)]))
-        .await
-        .expect("connects");
-    let blocks = source.blocks(range(90, 110)).await.expect("answers");
-    assert_eq!(blocks.len(), 21);
-    assert!(blocks.windows(2).all(|two| two[1].facts.parent_id == two[0].facts.id));
-    assert_eq!(
-        (old.asked("GetBlockByHeight"), live.asked("GetBlockByHeight")),
-        (11, 10),
-        "none of the wrong one"
-    );
-    // Above the tip is "not yet"; below every root is a mistake in the configuration.
-    assert_eq!(source.blocks(range(121, 125)).await.expect("answers"), []);
-    let error = source.blocks(range(0, 5)).await.expect_err("is refused");
-    assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("height 0"), "{error}");
-}
-
-#[tokio::test]
-async fn f02_a_node_that_begins_above_what_it_is_configured_for_is_refused_at_start() {
-    let live = serving(linked_blocks(101..=120, &[1], 1)).await;
-    let error = FlowSource::connect(config(&[(&live, Some(90), None)])).await.expect_err("is refused");
-    assert!(error.to_string().contains("none below 101"), "{error}");
-}
-
-#[tokio::test]
-async fn f02_a_node_of_a_spork_that_is_over_is_not_a_live_one() {
-    let root = 130_290_659;
-    let mut chain = Chain::new([(root, Draft::new(root, &[1], 1))].into());
-    chain.network = Network::Mainnet;
-    let node = FlowNode::start(chain, Behaviour::default()).await.expect("listens");
-    let config = FlowConfig { network: Network::Mainnet, ..config(&[(&node, None, None)]) };
-    let source = FlowSource::connect(config).await.expect("connects");
-    assert_eq!(source.blocks(range(root, root)).await.expect("answers").len(), 1);
-    let error = source.heads().await.expect_err("is refused");
-    assert!(
-        error.to_string().contains("below 137390146") && error.to_string().contains("mainnet28"),
-        "{error}"
-    );
-    let error = source.blocks(range(137_390_146, 137_390_146)).await.expect_err("is refused");
-    assert!(matches!(error, SourceError::Invalid(_)) && error.to_string().contains("mainnet28"), "{error}");
-}
-
-#[tokio::test]
-async fn only_a_script_that_failed_counts_as_failed() {
-    use tonic::Code;
-    let ask = async |code| {
-        let failing = Some(("ExecuteScriptAtBlockID", code));
-        let node =
-            behaving(linked_blocks(20..=20, &[1], 1), Behaviour { failing, ..Behaviour::default() }).await;
-        let source = one(&node).await;
-        let at = source.linked_ref(Height(20)).await.expect("answers").expect("is there").block;
-        source.execute_script(at, "", Vec::new()).await
-    };
-    assert!(matches!(ask(Code::InvalidArgument).await, Ok(Script::Failed(_))));
-    for code in [Code::PermissionDenied, Code::Unauthenticated, Code::DataLoss, Code::Unavailable] {
-        assert!(ask(code).await.is_err(), "{code:?}");
-    }
 }
 
 #[tokio::test]
@@ -296,36 +241,6 @@ async fn f03_transactions_that_are_too_large_together_keep_the_system_transactio
 }
 
 #[tokio::test]
-async fn a_sporks_root_is_taken_and_no_other_block_without_its_system_transaction() {
-    let mut blocks = linked_blocks(20..=23, &[1], 1);
-    let root = blocks.get_mut(&20).expect("is there");
-    *root = Draft { block: root.block.clone(), ..Draft::root(20) };
-    root.block.collection_guarantees.clear();
-    let short = blocks.get_mut(&22).expect("is there");
-    short.not_executed = short.transactions.pop().into_iter().map(|(transaction, _)| transaction).collect();
-    let node = serving(blocks).await;
-    let source = one(&node).await;
-    let taken = source.blocks(range(20, 23)).await.expect("answers");
-    assert_eq!(taken.iter().map(|block| block.facts.tx_count).collect::<Vec<_>>(), [0, 2]);
-    let error = source.blocks(range(22, 23)).await.expect_err("is refused");
-    assert!(error.to_string().contains("system transaction isn't there"), "{error}");
-}
-
-#[tokio::test]
-async fn a_node_of_an_old_spork_is_asked_by_collection() {
-    let mut blocks = linked_blocks(20..=20, &[2, 3], 1);
-    let draft = blocks.get_mut(&20).expect("is there");
-    draft.transactions.pop();
-    draft.execution_result = None;
-    let whole = cairn_flow::assemble(&draft.parts()).expect("is whole");
-    let node = behaving(blocks, Behaviour { is_old: true, ..Behaviour::default() }).await;
-    let answer = one(&node).await.blocks(range(20, 20)).await.expect("answers");
-    assert_eq!(answer.len(), 1);
-    assert_eq!((answer[0].facts, &answer[0].transactions), (whole.facts, &whole.transactions));
-    assert!(Checks::from_bits_truncate(answer[0].facts.unverified).contains(Checks::SYSTEM_MISSING));
-}
-
-#[tokio::test]
 async fn a_block_that_a_node_cuts_short_in_silence_is_not_taken() {
     let mut blocks = linked_blocks(20..=22, &[2, 1], 1);
     let short = blocks.get_mut(&21).expect("is there");
@@ -356,15 +271,21 @@ async fn f06_a_block_that_nothing_calls_sealed_is_not_taken() {
     let mut blocks = linked_blocks(20..=21, &[1], 1);
     blocks.extend(linked_blocks(22..=22, &[], 0));
     blocks.get_mut(&22).expect("is there").transactions.clear();
-    let silent =
-        behaving(blocks.clone(), Behaviour { is_silent_on_seals: true, ..Behaviour::default() }).await;
-    let source = one(&silent).await;
-    let answer = source.blocks(range(20, 22)).await.expect("answers");
-    assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
-    assert_eq!(source.blocks(range(22, 22)).await.expect("answers"), [], "not yet");
-    // Where the node says so, it has to have them.
-    let said = serving(blocks).await;
-    one(&said).await.blocks(range(22, 22)).await.expect_err("is refused");
+    for is_old in [false, true] {
+        let behaviour = Behaviour { is_silent_on_seals: true, is_old, ..Behaviour::default() };
+        let mut chain = Chain::new(blocks.clone());
+        chain.unsealed_heights = 1;
+        let silent = FlowNode::start(chain, behaviour).await.expect("listens");
+        let source = without_results(&silent).await;
+        let answer = source.blocks(range(20, 22)).await.expect("answers");
+        assert_eq!(answer.len(), 2, "the results of these say it; the last has none");
+        assert_eq!(source.blocks(range(22, 22)).await.expect("answers"), [], "not yet");
+    }
+    // Where the node says so, of the block or by its newest sealed one, it has to have them.
+    for is_silent_on_seals in [false, true] {
+        let said = behaving(blocks.clone(), Behaviour { is_silent_on_seals, ..Behaviour::default() }).await;
+        one(&said).await.blocks(range(22, 22)).await.expect_err("is refused");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,106 @@
+//! Scripts and accounts: what is an answer, and who else is asked where there is none.
+
+use cairn_core::BlockRef;
+use cairn_flow::FlowAddress;
+use cairn_source::flow::state::Script;
+use tonic::Code;
+
+use super::*;
+
+const SCRIPT: &str = "ExecuteScriptAtBlockID";
+const ACCOUNT: &str = "GetAccountAtBlockHeight";
+const NOBODY: FlowAddress = FlowAddress([9; 8]);
+
+async fn failing(call: &'static str, code: Code) -> FlowNode {
+    let failing = Some((call, code));
+    behaving(linked_blocks(20..=22, &[1], 1), Behaviour { failing, ..Behaviour::default() }).await
+}
+
+async fn source_of(nodes: [&FlowNode; 2]) -> FlowSource {
+    FlowSource::connect(config(&nodes.map(|node| (node, None, None)))).await.expect("connects")
+}
+
+async fn block(source: &FlowSource) -> BlockRef {
+    source.linked_ref(Height(20)).await.expect("answers").expect("is there").block
+}
+
+#[tokio::test]
+async fn only_a_script_that_failed_counts_as_failed() {
+    let ask = async |code| {
+        let node = failing(SCRIPT, code).await;
+        let source = one(&node).await;
+        source.execute_script(block(&source).await, "", Vec::new()).await
+    };
+    assert!(matches!(ask(Code::InvalidArgument).await, Ok(Script::Failed(_))));
+    for code in [Code::PermissionDenied, Code::Unauthenticated, Code::DataLoss, Code::Unavailable] {
+        assert!(ask(code).await.is_err(), "{code:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_account_is_not_there_only_where_the_node_says_so_of_the_account() {
+    let node = serving(linked_blocks(20..=22, &[1], 1)).await;
+    let source = one(&node).await;
+    let at = block(&source).await;
+    assert_eq!(source.account(at, NOBODY).await.expect("answers"), None);
+    // Of a block of another fork nothing is known.
+    let other = BlockRef { id: cairn_core::BlockId([1; 32]), ..at };
+    assert_eq!(source.account(other, NOBODY).await.expect_err("is not known").kind(), ErrorKind::Retry);
+    // The node has the block, and its state not yet, or no more.
+    for code in [Code::OutOfRange, Code::NotFound, Code::FailedPrecondition] {
+        node.state().behaviour.failing = Some((ACCOUNT, code));
+        let error = source.account(at, NOBODY).await.expect_err("is not known");
+        assert_eq!(error.kind(), ErrorKind::Retry, "{code:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn state_that_one_node_does_not_give_is_asked_of_another() {
+    let whole = serving(linked_blocks(20..=22, &[1], 1)).await;
+    // The script itself is none that the made-up node knows, which is its answer.
+    for code in
+        [Code::PermissionDenied, Code::Unimplemented, Code::DataLoss, Code::OutOfRange, Code::Unavailable]
+    {
+        for call in [SCRIPT, ACCOUNT] {
+            let lacks = failing(call, code).await;
+            let source = source_of([&lacks, &whole]).await;
+            let at = block(&source).await;
+            for _ in 0..2 {
+                match call {
+                    SCRIPT => {
+                        let answer = source.execute_script(at, "", Vec::new()).await;
+                        assert!(matches!(answer, Ok(Script::Failed(_))), "{code:?}: {answer:?}");
+                    }
+                    _ => assert_eq!(source.account(at, NOBODY).await.expect("answers"), None, "{code:?}"),
+                }
+            }
+            assert!(lacks.asked(call) > 0, "{call} {code:?}");
+        }
+    }
+    // Where nobody lets us, that is final; where one may later, it isn't.
+    for (codes, kind) in [
+        ([Code::PermissionDenied, Code::DataLoss], ErrorKind::GiveUp),
+        ([Code::PermissionDenied, Code::OutOfRange], ErrorKind::Retry),
+        ([Code::OutOfRange, Code::PermissionDenied], ErrorKind::Retry),
+    ] {
+        let (first, second) = (failing(ACCOUNT, codes[0]).await, failing(ACCOUNT, codes[1]).await);
+        let source = source_of([&first, &second]).await;
+        let error = source.account(block(&source).await, NOBODY).await.expect_err("nobody answers");
+        assert_eq!(error.kind(), kind, "{codes:?}: {error}");
+        assert_eq!((first.asked(ACCOUNT), second.asked(ACCOUNT)), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_script_that_failed_and_a_limit_of_the_rate_end_the_question() {
+    for code in [Code::InvalidArgument, Code::ResourceExhausted] {
+        let nodes = [failing(SCRIPT, code).await, failing(SCRIPT, code).await];
+        let source = source_of([&nodes[0], &nodes[1]]).await;
+        let answer = source.execute_script(block(&source).await, "", Vec::new()).await;
+        match code {
+            Code::InvalidArgument => assert!(matches!(answer, Ok(Script::Failed(_))), "{answer:?}"),
+            _ => assert!(matches!(answer, Err(SourceError::RateLimited { .. })), "{answer:?}"),
+        }
+        assert_eq!(nodes.iter().map(|node| node.asked(SCRIPT)).sum::<u64>(), 1, "{code:?}");
+    }
+}
