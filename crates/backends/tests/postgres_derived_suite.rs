@@ -55,6 +55,11 @@ impl DerivedPlace for Place {
         let options = PgRawOptions::with(self.db.options());
         Ok(Arc::new(PgRawStore::open(options, Some(self.clock.clone())).await?))
     }
+
+    async fn lose_lease(&self, id: u64) -> Result<()> {
+        self.db.sql(&format!("DELETE FROM app.worker_leases WHERE id = {id}")).await;
+        Ok(())
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

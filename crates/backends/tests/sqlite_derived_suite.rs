@@ -3,6 +3,7 @@
 #![cfg(feature = "sqlite")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
@@ -10,6 +11,7 @@ use cairn_core::Clock;
 use cairn_store::derived::suite::{self, DerivedFactory, DerivedPlace, TestDerived};
 use cairn_store::derived::{Catalog, ErrorLog};
 use cairn_store::{Result, StoreError};
+use rusqlite::Connection;
 
 struct Places;
 
@@ -43,6 +45,15 @@ impl DerivedPlace for Place {
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
         let options = SqliteOptions { snapshot_max_ms: None, ..SqliteOptions::new(self.dir.path()) };
         Ok(Arc::new(SqliteStore::open(options, self.clock.clone()).await?))
+    }
+
+    async fn lose_lease(&self, id: u64) -> Result<()> {
+        let lose = || {
+            let conn = Connection::open(self.dir.path().join("app.sqlite"))?;
+            conn.busy_timeout(Duration::from_secs(10))?;
+            conn.execute("DELETE FROM worker_leases WHERE id = ?1", [id as i64])
+        };
+        lose().map(drop).map_err(|error: rusqlite::Error| StoreError::Database(error.to_string()))
     }
 }
 

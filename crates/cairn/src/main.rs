@@ -23,6 +23,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
 
+/// How a repair ends that found nothing which is still wrong, but could not look at everything.
+const INCOMPLETE: u8 = 3;
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -51,7 +54,10 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            match error.is::<repair::Incomplete>() {
+                true => ExitCode::from(INCOMPLETE),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

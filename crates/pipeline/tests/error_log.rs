@@ -5,17 +5,20 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use cairn_core::{BlockId, Height};
-use cairn_pipeline::derive::processor::Malformed;
+use cairn_core::{BlockId, Height, HeightRange};
+use cairn_pipeline::derive::DeriveOptions;
+use cairn_pipeline::derive::processor::{FaultLabels, Malformed, Processor};
 use cairn_source::evm::synthetic::ForkId;
 use cairn_store::StoreError;
-use cairn_store::derived::{ErrorLog, MAX_RAW_DATA_BYTES, NewError, Severity};
+use cairn_store::derived::{Coordinator, ErrorLog, MAX_RAW_DATA_BYTES, NewError, Severity};
 use cairn_store::memory::CommitHook;
 
 use support::derive::{Derived, Working, marks, odd};
+use support::gauges::Gauges;
 use support::{MAIN, busy, fork, pass_ms, tiny};
 
 /// Every block has something odd.
@@ -114,5 +117,90 @@ async fn a_payload_that_was_cut_says_where_the_whole_one_is() {
     let refs: Vec<_> =
         logged.iter().map(|l| (l.error.message.as_str(), l.error.raw_ref.as_deref())).collect();
     assert_eq!(refs, [("long", Some("raw:7/0x01/3")), ("short", None)]);
+    working.stop().await.unwrap();
+}
+
+/// Five thousand bad events of one contract and 20 of another in block 7, and one each of a thousand contracts in block 9.
+fn flood() -> Processor {
+    let of = |contract: String, index: u32| {
+        let labels = FaultLabels { contract, ..odd("").labels };
+        Malformed { labels, raw_data: vec![7; 1_000], ..odd(&format!("log {index} is odd")) }
+    };
+    marks(move |block, out| {
+        match block.facts.height.get() {
+            7 => (0..5_020).for_each(|index| {
+                let contract = if index % 251 == 0 { "0x0d" } else { "0x0c" };
+                out.malformed(of(contract.into(), index));
+            }),
+            9 => (0..1_000).for_each(|index| out.malformed(of(format!("0x{index:04}"), index))),
+            _ => {}
+        }
+        Ok(())
+    })
+}
+
+/// What the log says, without numbers and times.
+async fn told(world: &Derived) -> BTreeMap<u64, Vec<String>> {
+    let mut told: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for logged in world.logged().await {
+        told.entry(logged.error.height.get()).or_default().push(logged.error.message);
+    }
+    told.values_mut().for_each(|messages| messages.sort());
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn e24_a_flood_of_bad_events_leaves_some_rows_and_the_number_of_the_others() {
+    let counters = Arc::new(Gauges::default());
+    let _set = metrics::set_default_local_recorder(&*counters);
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![flood()], world.options());
+    world.until_next("mark_worker", 21).await;
+    let counted = |contract: &str| {
+        counters.counted(&format!(
+            "cairn_malformed_events_total{{service=mark_worker,reason=odd,contract={contract},topic={}}}",
+            if contract == "other" { "other" } else { "0xdd" }
+        ))
+    };
+    let of_all = || ["0x0c", "0x0d", "0x0000", "0x0097", "other"].map(counted);
+    // Two contracts and then 98 are counted by themselves.
+    assert_eq!(of_all(), [5_000, 20, 1, 1, 1_000 - 98]);
+    assert_eq!(working.status().services["mark_worker"].malformed, 6_020);
+
+    let first = told(&world).await;
+    let (seven, nine) = (&first[&7], &first[&9]);
+    assert_eq!((seven.len(), nine.len()), (16 + 16 + 2, 128 + 1));
+    for line in [
+        "and 4984 more like the first 16 of this block: odd, contract 0x0c, event 0xdd",
+        "and 4 more like the first 16 of this block: odd, contract 0x0d, event 0xdd",
+        "log 0 is odd",
+        "log 16 is odd",
+        "log 3765 is odd",
+    ] {
+        assert!(seven.iter().any(|told| told == line), "{line}: {seven:?}");
+    }
+    assert_eq!(
+        nine[0],
+        "and 872 more events of this block that can't be understood, of several contracts or kinds"
+    );
+    let rest = world.logged().await.into_iter().find(|logged| logged.error.message == nine[0]).unwrap();
+    assert_eq!(rest.error.raw_ref.as_deref(), Some("raw:9"));
+    assert!(rest.error.raw_data.is_empty() && rest.error.transaction_id.is_empty());
+
+    // Made again it is the same, and nothing is counted twice.
+    world.app.request_reindex("mark_worker", 1, HeightRange::new(Height(0), Height(12)), 100).await.unwrap();
+    let done = async || {
+        world.leases().await.iter().all(|lease| lease.rest().is_empty() || lease.range.end() > Height(20))
+    };
+    world.until("the rows made again", done).await;
+    assert_eq!((told(&world).await, of_all()), (first.clone(), [5_000, 20, 1, 1, 902]));
+    working.stop().await.unwrap();
+
+    // Whatever the chunks are.
+    let other = Derived::new(tiny(1), 20).await;
+    let options = DeriveOptions { chunk_output_bytes: 1, ..other.options() };
+    let working = other.start(vec![flood()], options);
+    other.until_next("mark_worker", 21).await;
+    assert_eq!(told(&other).await, first);
     working.stop().await.unwrap();
 }

@@ -67,6 +67,8 @@ bugs!(
     ReleaseAllCountsNothing,
     PausingDoesNothing,
     DeadLeasesAreHidden,
+    GapsAreHidden,
+    GapsAreUnbounded,
     LeaseListsForgetWhereToGoOn,
     ReindexIsNotCut,
     WhatIsMadeAgainIsForgotten,
@@ -189,6 +191,10 @@ impl DerivedPlace for Place {
 
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
         Ok(Arc::new(self.log.clone()))
+    }
+
+    async fn lose_lease(&self, id: u64) -> Result<()> {
+        self.store.inner.lose_lease(id)
     }
 }
 
@@ -391,7 +397,11 @@ impl Coordinator for Buggy {
     }
 
     async fn lease_gaps(&self, limit: usize) -> Result<Vec<LeaseGap>> {
-        self.inner.lease_gaps(limit).await
+        match self.bug {
+            Bug::GapsAreHidden => Ok(Vec::new()),
+            Bug::GapsAreUnbounded => self.inner.lease_gaps(usize::MAX).await,
+            _ => self.inner.lease_gaps(limit).await,
+        }
     }
 
     async fn dead_leases(&self, limit: usize) -> Result<Vec<WorkerLease>> {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::answer::Answer;
+use super::answer::Meta;
 use super::chain::{ContractName, RestChain, flow_contract, flow_token};
 use super::contracts::Contract;
 use super::fields::Fields;
@@ -25,6 +25,8 @@ use super::words::{Address, Hash, Num};
 
 /// How many names are found at most.
 const MAX_NAMES: usize = 20;
+/// Rows of names that are read at once.
+const ROWS_AT_ONCE: usize = 500;
 
 /// What was found.
 #[derive(Debug, Serialize, ToSchema)]
@@ -58,6 +60,16 @@ pub(crate) enum Found {
     Token { identifier: String, address: Address, name: Option<String>, symbol: Option<String> },
     /// A collection of NFTs whose name or symbol begins so, or a word in it.
     NftCollection { identifier: String, address: Address, name: Option<String>, symbol: Option<String> },
+}
+
+/// What a search found.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SearchAnswer {
+    /// What was found, the surest first.
+    pub data: Vec<Found>,
+    /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them.
+    pub has_more: bool,
+    pub meta: Meta,
 }
 
 /// What to look for.
@@ -102,19 +114,19 @@ fn wanted(chain: RestChain, text: &str) -> Wanted {
     params::address("q", text).map_or(Wanted::Name, Wanted::Address)
 }
 
-/// Search. A number is a height; it may begin a name too, where names are known. At most 20 tokens and collections are found, the first ones by name: where there are so
-/// many, there may be more, which a longer beginning finds.
+/// Search. A number is a height; it may begin a name too, where names are known. At most 20 tokens and collections are found, the first ones by name; where there may be
+/// more, `has_more` says so, and a longer beginning finds them.
 #[utoipa::path(
     get,
     path = "/v1/search",
     tag = "search",
     params(SearchQuery),
-    responses((status = 200, description = "What was found, the surest first", body = Answer<Vec<Found>>))
+    responses((status = 200, description = "What was found, the surest first", body = SearchAnswer))
 )]
 pub(crate) async fn search(
     State(api): State<Arc<Api>>,
     Params(query): Params<SearchQuery>,
-) -> Result<Json<Answer<Vec<Found>>>, Problem> {
+) -> Result<Json<SearchAnswer>, Problem> {
     let text = query.q.trim();
     let limit = api.limits().max_search_chars;
     if text.is_empty() || query.q.chars().count() > limit {
@@ -170,10 +182,11 @@ pub(crate) async fn search(
     }
     let term = api.search_term(text);
     // Of characters that no name has, nothing is left.
+    let mut has_more = false;
     if !term.is_empty() && view.has("search_index")? {
-        names(&view, term, &mut data).await?;
+        has_more = names(&view, term, api.limits().max_examined_rows, &mut data).await?;
     }
-    Ok(Json(Answer { data, meta: view.meta() }))
+    Ok(Json(SearchAnswer { data, has_more, meta: view.meta() }))
 }
 
 async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
@@ -210,35 +223,45 @@ async fn is_in(view: &View, table: &'static str, contract: &ContractName) -> Res
     Ok(Some(rows.iter().any(Option::is_some)))
 }
 
-async fn names(view: &View, term: String, data: &mut Vec<Found>) -> Result<(), Problem> {
+/// Finds the first names that begin so; says whether there may be more. A token has a row for each word of its name, so few of them may fill many rows.
+async fn names(view: &View, term: String, max_rows: usize, data: &mut Vec<Found>) -> Result<bool, Problem> {
     // U+10FFFF sorts after every other character, byte by byte too.
     let end = format!("{term}\u{10ffff}");
-    let scan = Scan {
+    let mut scan = Scan {
         lower: Bound::Included(vec![Value::text(term)]),
         upper: Bound::Included(vec![Value::text(end)]),
-        ..Scan::new("search_index", MAX_NAMES * 4)
+        ..Scan::new("search_index", ROWS_AT_ONCE)
     };
-    let page = view.tables()?.scan(&scan).await?;
     let table = view.table("search_index")?;
     let mut seen = Vec::new();
-    for row in &page.rows {
-        let fields = Fields::new(table, row);
-        let (kind, address) = (fields.text("kind")?, fields.bytes("contract_address")?);
-        let identifier = view.identifier(&fields, "contract_address")?;
-        // Several words of one name may begin so.
-        if seen.contains(&(kind.clone(), identifier.clone())) {
-            continue;
+    let mut left = max_rows;
+    loop {
+        scan.limit = left.clamp(1, ROWS_AT_ONCE);
+        let page = view.tables()?.scan(&scan).await?;
+        left = left.saturating_sub(page.rows.len().max(1));
+        for row in &page.rows {
+            let fields = Fields::new(table, row);
+            let (kind, address) = (fields.text("kind")?, fields.bytes("contract_address")?);
+            let identifier = view.identifier(&fields, "contract_address")?;
+            // Several words of one name may begin so.
+            if seen.contains(&(kind.clone(), identifier.clone())) {
+                continue;
+            }
+            if seen.len() == MAX_NAMES {
+                return Ok(true);
+            }
+            seen.push((kind.clone(), identifier.clone()));
+            let (name, symbol) = (fields.opt_text("name")?, fields.opt_text("symbol")?);
+            let address = Address(address);
+            data.push(match kind.as_str() {
+                "collection" => Found::NftCollection { identifier, address, name, symbol },
+                _ => Found::Token { identifier, address, name, symbol },
+            });
         }
-        if seen.len() == MAX_NAMES {
-            break;
+        match page.more {
+            None => return Ok(false),
+            Some(_) if left == 0 => return Ok(true),
+            Some(last) => scan.lower = Bound::Excluded(last),
         }
-        seen.push((kind.clone(), identifier.clone()));
-        let (name, symbol) = (fields.opt_text("name")?, fields.opt_text("symbol")?);
-        let address = Address(address);
-        data.push(match kind.as_str() {
-            "collection" => Found::NftCollection { identifier, address, name, symbol },
-            _ => Found::Token { identifier, address, name, symbol },
-        });
     }
-    Ok(())
 }

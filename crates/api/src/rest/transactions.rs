@@ -334,8 +334,6 @@ struct Located {
     /// Its id: of the Flow transaction where an EVM hash was asked for.
     id: TxId,
     place: TxPlace,
-    /// The first height with this id.
-    first: Height,
 }
 
 fn height_of(text: Option<&str>) -> Result<Option<Height>, Problem> {
@@ -353,7 +351,7 @@ async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, 
         blocks::at(view, height).await?;
     }
     let range = height.map_or(view.head().range(), HeightRange::one);
-    let of_evm = |(place, id): (TxPlace, TxId)| Located { id, place, first: place.height };
+    let of_evm = |(place, id): (TxPlace, TxId)| Located { id, place };
     if let RestChain::Flow(network) = view.kind()
         && let Some(found) = flow::transaction::look_up_evm(view, network, id, range).await?
     {
@@ -365,7 +363,7 @@ async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, 
             (None, RestChain::Flow(_)) => flow::transaction::newest(view, id, first).await?,
             (None, RestChain::Evm) => first,
         };
-        return Ok(Located { id, place, first: first.height });
+        return Ok(Located { id, place });
     }
     if let RestChain::Flow(network) = view.kind()
         && let Some(found) = flow::transaction::search_evm(view, network, id, range).await?
@@ -484,7 +482,7 @@ pub(crate) async fn get_transaction(
     let mut data = tx.answer(&stored);
     if let Some(flow) = &mut data.flow {
         if flow.is_system {
-            flow.repeats = Some(Repeats::of(&view, located.first, located.place.height));
+            flow.repeats = Some(Repeats::of(&view, located.id, located.place.height).await?);
         }
         for evm in &mut flow.evm {
             evm.is_asked = located.id != id && evm.hash.0[..] == id.0[..];
@@ -569,7 +567,7 @@ pub(crate) async fn get_raw_transaction(
     let id = params::tx_id(&id)?;
     let height = height_of(query.height.as_deref())?;
     let view = View::raw(&api).await?;
-    let Located { id, place, .. } = find(&view, id, height).await?;
+    let Located { id, place } = find(&view, id, height).await?;
     let parts = Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS;
     let stored = read(&view, place.height, parts).await?;
     let block = BlockStamp::of(&stored.facts);
@@ -609,7 +607,7 @@ pub(crate) async fn list_transaction_transfers(
     let height = height_of(query.height.as_deref())?;
     let id = params::tx_id(&id)?;
     let mut view = View::open(&api, &["ft_transfers", "nft_transfers"], &[]).await?;
-    let Located { id, place, .. } = find(&view, id, height).await?;
+    let Located { id, place } = find(&view, id, height).await?;
     view.reaches(place.height)?;
     view.is_of(&api, place.height).await?;
     let prefix = || vec![Value::height(place.height), Value::bytes(id.as_bytes())];

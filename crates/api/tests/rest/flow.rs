@@ -263,6 +263,8 @@ async fn f04_the_id_of_a_system_transaction_is_answered_with_what_it_is() {
     for height in heights.iter().step_by(11) {
         let one = flow.world.ok(&format!("/v1/transactions/{id}?height={height}&events=true")).await;
         assert_eq!(one["data"]["block"]["height"], height.to_string());
+        // What is said of the id is the same whichever block is meant.
+        assert_eq!(&one["data"]["flow"]["repeats"], repeats, "at height {height}");
         let (events, _) = flow.world.pages(&format!("/v1/transactions/{id}/events?height={height}")).await;
         assert_eq!(one["data"]["events"], Value::Array(events));
         let raw = flow.world.ok(&format!("/v1/transactions/{id}/raw?height={height}")).await;

@@ -15,4 +15,5 @@ mod incomplete;
 mod middle;
 mod problems;
 mod rebuilt;
+mod search;
 mod stream;

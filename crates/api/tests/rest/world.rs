@@ -237,7 +237,7 @@ pub fn synthetic(blocks: u64) -> Vec<RawBlock> {
 /// A node on which every contract is a token and a collection.
 struct Node;
 
-fn abi_text(text: &str) -> Bytes {
+pub fn abi_text(text: &str) -> Bytes {
     let mut out = U256::from(32).to_be_bytes_vec();
     out.extend(U256::from(text.len()).to_be_bytes_vec());
     out.extend(text.as_bytes());

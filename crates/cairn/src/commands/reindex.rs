@@ -21,8 +21,10 @@ use crate::{derive, output};
 
 /// Rows deleted in one transaction when a worker begins anew.
 const RESET_ROWS: usize = 20_000;
-/// The most leases of a worker that are looked at.
+/// The most leases of a worker that are looked at for its first height.
 const MAX_LEASES: usize = 100_000;
+/// Leases that are read at once.
+const LEASES_AT_ONCE: usize = 5_000;
 
 /// Asks for it; running workers do it.
 pub async fn reindex(file: Option<&Path>, args: &ReindexArgs) -> anyhow::Result<()> {
@@ -97,7 +99,8 @@ pub async fn request(
                 asked.anew.push(follower.service.name.to_owned());
             }
             Kind::Enricher => {
-                let told = ask_again(config, app, &*snapshot, follower.service, range, &mut asked).await?;
+                let asker = Asker::of(app, follower.service).await?;
+                let told = asker.and_then(|asker| asker.ask_again(config, range, &mut asked));
                 message.extend(told.map(|told| told + "\n"));
             }
             Kind::Folder | Kind::Mapper => {}
@@ -121,25 +124,6 @@ pub fn has_run(snapshot: &dyn DerivedSnapshot, worker: &str) -> bool {
         || snapshot.rebuilds().iter().any(|rebuild| rebuild.service == worker)
 }
 
-/// Adds the enrichers behind a mapper to what is asked for: they ask again about what a range names that it makes again. What each of them does, a line each.
-pub async fn ask_again_behind(
-    config: &Config,
-    app: &dyn AppStore,
-    snapshot: &dyn DerivedSnapshot,
-    mapper: &str,
-    range: HeightRange,
-    asked: &mut RebuildRequest,
-) -> anyhow::Result<Vec<String>> {
-    let mut told = Vec::new();
-    for follower in workers(config)? {
-        let service = follower.service;
-        if follower.kind == Kind::Enricher && service.upstreams.contains(&mapper) {
-            told.extend(ask_again(config, app, snapshot, service, range, asked).await?);
-        }
-    }
-    Ok(told)
-}
-
 /// A range to be made again.
 pub fn again(config: &Config, service: &'static ServiceInfo, range: HeightRange) -> RangeAgain {
     let range_heights = derive::options(config).range_of(service.name);
@@ -152,55 +136,118 @@ pub fn again(config: &Config, service: &'static ServiceInfo, range: HeightRange)
     }
 }
 
-/// A lease under which some of these heights are being made again, or asked about again.
-pub async fn in_the_way(
-    snapshot: &dyn DerivedSnapshot,
-    worker: &str,
-    range: HeightRange,
-) -> anyhow::Result<Option<WorkerLease>> {
-    let filter = LeaseFilter { service: Some(worker.into()), limit: MAX_LEASES, ..LeaseFilter::default() };
-    let leases = snapshot.leases(&filter).await?;
-    Ok(leases.into_iter().find(|lease| {
-        lease.kind == LeaseKind::Reindex
-            && lease.status != LeaseStatus::Completed
-            && !lease.range.intersect(range).is_empty()
-    }))
+/// What a worker is to make again, or to ask about again, and has not done yet.
+pub struct UnderWay {
+    /// By height; no two of them share one.
+    leases: Vec<WorkerLease>,
 }
 
-/// Lets an enricher ask again about what a range names whose rows are made again. It waits for them by itself, and what it has under way is stopped. `None`: it never came to these
-/// heights.
-async fn ask_again(
-    config: &Config,
-    app: &dyn AppStore,
-    snapshot: &dyn DerivedSnapshot,
+impl UnderWay {
+    /// Reads it.
+    pub async fn of(app: &dyn AppStore, worker: &str) -> anyhow::Result<UnderWay> {
+        let mut leases = Vec::new();
+        let mut snapshot = app.snapshot().await?;
+        for status in [LeaseStatus::Active, LeaseStatus::Failed] {
+            let mut filter = LeaseFilter {
+                service: Some(worker.into()),
+                status: Some(status),
+                limit: LEASES_AT_ONCE,
+                ..LeaseFilter::default()
+            };
+            loop {
+                let page = snapshot.leases(&filter).await?;
+                let (is_last, last) = (page.len() < LEASES_AT_ONCE, page.last().map(|lease| lease.id));
+                leases.extend(page.into_iter().filter(|lease| lease.kind == LeaseKind::Reindex));
+                let Some(last) = last.filter(|_| !is_last) else { break };
+                filter.after_id = last;
+                // A store may end one after two seconds.
+                snapshot = app.snapshot().await?;
+            }
+        }
+        leases.sort_by_key(|lease| (lease.range.start(), lease.id));
+        // One may have changed its status between two snapshots.
+        leases.dedup_by_key(|lease| lease.id);
+        Ok(UnderWay { leases })
+    }
+
+    /// A lease under which some of these heights are made again.
+    pub fn in_the_way(&self, range: HeightRange) -> Option<&WorkerLease> {
+        self.on(range).next()
+    }
+
+    /// Whether some of these heights are still to be made again.
+    pub fn makes_again(&self, range: HeightRange) -> bool {
+        self.on(range).any(|lease| lease.done_to < range.end())
+    }
+
+    fn on(&self, range: HeightRange) -> impl Iterator<Item = &WorkerLease> {
+        let first = self.leases.partition_point(|lease| lease.range.end() <= range.start());
+        let above = move |lease: &&WorkerLease| lease.range.start() < range.end();
+        self.leases.get(first..).unwrap_or_default().iter().take_while(above)
+    }
+}
+
+/// An enricher that has to ask again about what rows name that are made again.
+pub struct Asker {
     service: &'static ServiceInfo,
-    range: HeightRange,
-    asked: &mut RebuildRequest,
-) -> anyhow::Result<Option<String>> {
-    let name = service.name;
-    // What never ran begins with these rows by itself.
-    let Some(next) = snapshot.checkpoint(name).map(|checkpoint| checkpoint.next) else { return Ok(None) };
-    let behind = |range| RangeAgain { is_behind: true, ..again(config, service, range) };
-    let first = first_height(app, name, next).await?;
-    let done = range.intersect(HeightRange::new(first.min(next), next));
-    if let Some(lease) = in_the_way(snapshot, name, range).await? {
-        // No more is asked for, but what is under way stops.
-        asked.again.push(behind(HeightRange::new(range.start(), range.start())));
-        return Ok(Some(format!(
-            "{name} asks about some of these heights again already (lease {} on {} is not done); when it has: cairn reindex --worker {name} --from {} --to {}",
-            lease.id,
-            lease.range,
-            done.start(),
-            done.end().saturating_sub(1)
-        )));
+    /// The heights that it has asked about.
+    done: HeightRange,
+    under_way: UnderWay,
+}
+
+impl Asker {
+    /// `None`: it never ran, and begins with these rows by itself.
+    async fn of(app: &dyn AppStore, service: &'static ServiceInfo) -> anyhow::Result<Option<Asker>> {
+        let snapshot = app.snapshot().await?;
+        let Some(next) = snapshot.checkpoint(service.name).map(|checkpoint| checkpoint.next) else {
+            return Ok(None);
+        };
+        drop(snapshot);
+        let first = first_height(app, service.name, next).await?;
+        let under_way = UnderWay::of(app, service.name).await?;
+        Ok(Some(Asker { service, done: HeightRange::new(first.min(next), next), under_way }))
     }
-    // The store knows how far it has come by then.
-    asked.again.push(behind(range));
-    if done.is_empty() {
-        // It comes to these heights yet.
-        return Ok(None);
+
+    /// Lets it ask again about what a range names whose rows are made again. It waits for them by itself, and what it has under way is stopped. What it does; `None`: it never came to these
+    /// heights.
+    pub fn ask_again(
+        &self,
+        config: &Config,
+        range: HeightRange,
+        asked: &mut RebuildRequest,
+    ) -> Option<String> {
+        let name = self.service.name;
+        let behind = |range| RangeAgain { is_behind: true, ..again(config, self.service, range) };
+        let done = range.intersect(self.done);
+        if let Some(lease) = self.under_way.in_the_way(range) {
+            // No more is asked for, but what is under way stops.
+            asked.again.push(behind(HeightRange::new(range.start(), range.start())));
+            return Some(format!(
+                "{name} asks about some of these heights again already (lease {} on {} is not done); when it has: cairn reindex --worker {name} --from {} --to {}",
+                lease.id,
+                lease.range,
+                done.start(),
+                done.end().saturating_sub(1)
+            ));
+        }
+        // The store knows how far it has come by then.
+        asked.again.push(behind(range));
+        // Where it is empty it comes to these heights yet.
+        let told = format!("{name} asks again about what heights {done} name, once they are made again");
+        (!done.is_empty()).then_some(told)
     }
-    Ok(Some(format!("{name} asks again about what heights {done} name, once they are made again")))
+}
+
+/// The enrichers behind a mapper that have run.
+pub async fn askers_behind(config: &Config, app: &dyn AppStore, mapper: &str) -> anyhow::Result<Vec<Asker>> {
+    let mut askers = Vec::new();
+    for follower in workers(config)? {
+        let service = follower.service;
+        if follower.kind == Kind::Enricher && service.upstreams.contains(&mapper) {
+            askers.extend(Asker::of(app, service).await?);
+        }
+    }
+    Ok(askers)
 }
 
 /// Whether single ranges of a worker can be made again; else it begins anew from its first block.

@@ -1,4 +1,4 @@
-//! `cairn repair`: holds what is stored against itself and mends it. Fails when something could not be mended.
+//! `cairn repair`: holds what is stored against itself and mends it. Fails when something could not be mended, and in another way when not everything could be looked at.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use crate::progress::Bar;
 use crate::repair::nightly::{compare, sample};
 use crate::repair::raw::{self, Fetch};
 use crate::repair::state::Part;
+use crate::repair::{Incomplete, Outcome};
 use crate::stores::{self, Access};
 use crate::{derive, output, wiring};
 
@@ -55,9 +56,10 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
         report.add(compare(&config, &reader, &*app, full, state, args.refold).await);
     }
     output::print(&report.to_string())?;
-    match report.unmended.len() {
-        0 => Ok(()),
-        count => bail!("{count} problems could not be mended"),
+    match report.outcome() {
+        Outcome::Clean | Outcome::Mended => Ok(()),
+        Outcome::Incomplete => Err(Incomplete(report.not_compared.count()).into()),
+        Outcome::Unmended => bail!("{} problems could not be mended", report.unmended.count()),
     }
 }
 

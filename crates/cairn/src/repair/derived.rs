@@ -1,7 +1,7 @@
 //! The derived tables' part of a repair: the rows that mappers wrote, against what they make of the same blocks now.
 //!
 //! Blocks and rows are read in pieces, each from one snapshot of either store, and compared only where both stand on the same forks; a piece
-//! that a reorg disturbs is read again. What differs is asked for again by [`begin_rebuild`](cairn_store::derived::DerivedMaintenance::begin_rebuild), and
+//! that a reorg disturbs is read again. Rows that are there and can't be compared make the repair incomplete; heights that nobody has derived yet have none, and are a note. What differs is asked for again, some thousand heights at a time so that memory has a bound, by [`begin_rebuild`](cairn_store::derived::DerivedMaintenance::begin_rebuild), and
 //! running workers make it; who asks a node about what such rows name asks again. State that was folded from such rows may be wrong too: it is folded anew where that is asked for, and named where not.
 //! Whether state is what the events make of it is looked at when they are right: [`super::state`].
 
@@ -15,8 +15,9 @@ use cairn_pipeline::derive::processor::{Mapper, Processor};
 use cairn_store::derived::{Catalog, DerivedSnapshot, Key, RebuildRequest, Row};
 use cairn_store::{RawReader, StoreError};
 
+use super::lines::Lines;
 use super::{Report, ranges_of};
-use crate::commands::reindex;
+use crate::commands::reindex::{self, UnderWay};
 use crate::config::Config;
 use crate::stores::AppStore;
 
@@ -28,6 +29,8 @@ const PIECE_BYTES: u64 = 8 << 20;
 const MAX_TRIES: u32 = 20;
 /// The pause before that.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Heights with differences, each counted once a table, that are kept in memory before they are asked for: some MiB.
+pub const ASK_AFTER: usize = 20_000;
 /// Heights with differences that lie closer together than this are made again as one range.
 const JOIN_HEIGHTS: u64 = 1_000;
 
@@ -45,29 +48,36 @@ pub struct Derived<'a> {
     pub config: &'a Config,
     /// Fold state anew whose events differed.
     pub refold: bool,
+    /// Heights with differences, each counted once a table, after which they are asked for before more is compared.
+    pub ask_after: usize,
 }
 
-/// A piece that could not be compared now.
+/// What became of a piece.
 enum Piece {
     /// Compared up to here.
     To(Height),
-    /// A reorg is under way.
-    Disturbed,
+    /// It could not be compared now: why.
+    Disturbed(String),
+    /// Its rows are gone: the worker stands lower than it did.
+    Gone,
 }
 
-/// What differs, by table and height: missing, too many, different.
-type Differences = BTreeMap<(&'static str, Height), [u64; 3]>;
+/// What differs, by height and table: missing, too many, different.
+type Differences = BTreeMap<(Height, &'static str), [u64; 3]>;
 
 impl Derived<'_> {
     /// Compares the rows of all mappers in `range`, as far as they are derived, and asks for what differs to be made again.
-    pub async fn repair(&self, range: HeightRange) -> anyhow::Result<Report> {
+    pub async fn repair(&self, range: HeightRange) -> Report {
         let mut report = Report::default();
         for processor in self.processors {
-            if let Processor::Mapper(mapper) = processor {
-                self.repair_one(mapper, range, &mut report).await?;
+            let Processor::Mapper(mapper) = processor else { continue };
+            // One that can't be compared keeps no other from it.
+            if let Err(error) = self.repair_one(mapper, range, &mut report).await {
+                let service = mapper.service().name;
+                report.not_compared.push(format!("{service}: some of heights {range}: {error:#}"));
             }
         }
-        Ok(report)
+        report
     }
 
     async fn repair_one(
@@ -84,42 +94,88 @@ impl Derived<'_> {
             Err(error) => return Err(error.into()),
         };
         let Some(end) = snapshot.checkpoint(service.name).map(|checkpoint| checkpoint.next) else {
-            if snapshot.rebuilds().iter().any(|rebuild| rebuild.service == service.name) {
-                report.notes.push(format!(
-                    "{}: its rows were not compared, since it begins anew and what it made before is still being deleted",
-                    service.name
-                ));
-            }
+            let begins_anew = snapshot.rebuilds().iter().any(|rebuild| rebuild.service == service.name);
+            let why = match begins_anew {
+                true => "it begins anew, and what it made before is still being deleted",
+                false => "it has not run here yet",
+            };
+            report.notes.push(format!("{}: there are no rows to compare: {why}", service.name));
             return Ok(());
         };
         drop(snapshot);
         let first = reindex::first_height(self.app, service.name, end).await?;
-        let range = range.intersect(HeightRange::new(first.min(end), end));
+        let derived = range.intersect(HeightRange::new(first.min(end), end));
+        let above = HeightRange::new(range.start().max(end), range.end());
+        if !above.is_empty() {
+            report.notes.push(format!("{}: heights {above} are not derived yet", service.name));
+        }
+        let below = HeightRange::new(range.start(), range.end().min(first.min(end)));
+        if !below.is_empty() {
+            report.not_compared.push(format!(
+                "{}: heights {below}: it has no lease on them; cairn leases list shows where its leases begin",
+                service.name
+            ));
+        }
         let mut differences = Differences::new();
-        let (mut at, mut tries) = (range.start(), 0);
-        while at < range.end() {
-            let piece = HeightRange::new(at, Height(at.get().saturating_add(PIECE_HEIGHTS))).intersect(range);
-            match self.compare(mapper, piece, &mut differences, report).await {
-                Ok(Piece::To(next)) => (at, tries) = (next, 0),
-                Ok(Piece::Disturbed) => tries += 1,
-                Err(error) if error.kind() == ErrorKind::Retry => tries += 1,
-                Err(error) => return Err(error.into()),
+        let (mut at, mut tries) = (derived.start(), 0);
+        while at < derived.end() {
+            let piece =
+                HeightRange::new(at, Height(at.get().saturating_add(PIECE_HEIGHTS))).intersect(derived);
+            let left = HeightRange::new(at, derived.end());
+            let compared = match self.compare(mapper, piece, &mut differences, report).await {
+                Ok(compared) => compared,
+                Err(error) if matches!(error.kind(), ErrorKind::Retry | ErrorKind::Wait) => {
+                    Piece::Disturbed(error.to_string())
+                }
+                // What was found before is told and asked for all the same.
+                Err(error) => {
+                    report.not_compared.push(format!("{}: heights {left}: {error}", service.name));
+                    break;
+                }
+            };
+            match compared {
+                Piece::To(next) => {
+                    (at, tries) = (next, 0);
+                    // So that memory has a bound, whatever is lost.
+                    if differences.len() >= self.ask_after {
+                        self.ask(mapper, std::mem::take(&mut differences), derived, report).await;
+                    }
+                    continue;
+                }
+                Piece::Disturbed(why) if tries == MAX_TRIES => {
+                    report.not_compared.push(format!("{}: heights {left}: {why}", service.name));
+                    break;
+                }
+                Piece::Gone if tries == MAX_TRIES => {
+                    report.notes.push(format!(
+                        "{}: heights {left} are not derived any more: it stands lower than it did when this began",
+                        service.name
+                    ));
+                    break;
+                }
+                Piece::Disturbed(_) | Piece::Gone => tries += 1,
             }
-            if tries > MAX_TRIES {
-                report.notes.push(format!(
-                    "{}: heights from {at} on were not compared, since a reorg or a restored database was in the way",
-                    service.name
-                ));
-                break;
-            }
-            if tries > 0 {
-                tokio::time::sleep(PAUSE).await;
-            }
+            tokio::time::sleep(PAUSE).await;
         }
+        self.ask(mapper, differences, derived, report).await;
+        Ok(())
+    }
+
+    /// Asks for what differs; where that fails, it is not mended.
+    async fn ask(
+        &self,
+        mapper: &Arc<dyn Mapper>,
+        differences: Differences,
+        derived: HeightRange,
+        report: &mut Report,
+    ) {
         if differences.is_empty() {
-            return Ok(());
+            return;
         }
-        self.ask_again(mapper, &differences, range, report).await
+        if let Err(error) = self.ask_again(mapper, differences, derived, report).await {
+            let service = mapper.service().name;
+            report.unmended.push(format!("{service}: its rows can't be asked for again: {error:#}"));
+        }
     }
 
     /// Compares one piece.
@@ -134,14 +190,18 @@ impl Derived<'_> {
         let raw = self.raw.snapshot().await?;
         let (forks, head) = (snapshot.forks(), raw.head());
         let derived_to = snapshot.checkpoint(mapper.service().name).map_or(Height::ZERO, |own| own.next);
-        if head.info.uuid != forks.raw_uuid
-            || !forks.is_settled()
-            || forks.applied.id != head.newest_reorg.id
-            || derived_to < piece.end()
-        {
-            return Ok(Piece::Disturbed);
+        let is_other = head.info.uuid != forks.raw_uuid;
+        if !is_other && (!forks.is_settled() || forks.applied.id != head.newest_reorg.id) {
+            return Ok(Piece::Disturbed("a reorg was in the way".into()));
         }
-        let piece = piece.intersect(head.range());
+        if is_other || piece.intersect(head.range()) != piece {
+            let why =
+                "a restored database was in the way: the blocks that its rows were made of aren't all stored";
+            return Ok(Piece::Disturbed(why.into()));
+        }
+        if derived_to < piece.end() {
+            return Ok(Piece::Gone);
+        }
         let blocks = raw.blocks(piece, mapper.parts(), PIECE_BYTES).await?;
         let bytes: u64 = blocks.iter().map(size).sum();
         let end = match blocks.last() {
@@ -155,12 +215,12 @@ impl Derived<'_> {
             .await
             .map_err(|error| StoreError::Database(format!("comparing blocks {piece} panicked: {error}")))?;
         let service = mapper.service().name;
+        let (mut known, mut unknown) = (Vec::new(), Vec::new());
         for (height, why) in &failed {
             // Of these it is known that they have no rows; of others there may be rows that nobody can hold against anything.
-            let known = snapshot.quarantined(&[service], HeightRange::one(*height), 1).await?;
+            let quarantined = snapshot.quarantined(&[service], HeightRange::one(*height), 1).await?;
             let told = format!("{service}: height {height} was not compared: {why}");
-            let told_in = if known.total > 0 { &mut report.notes } else { &mut report.unmended };
-            told_in.push(told);
+            if quarantined.total > 0 { known.push(told) } else { unknown.push(told) }
         }
         let mut found = Differences::new();
         let mut rows = 0;
@@ -180,7 +240,7 @@ impl Derived<'_> {
             stored.retain(|key, _| height_of(key).is_none_or(|height| !failed.contains_key(&height)));
             let mut note = |key: &Key, what: usize| {
                 let height = height_of(key).unwrap_or(piece.start());
-                found.entry((def.name, height)).or_default()[what] += 1;
+                found.entry((height, def.name)).or_default()[what] += 1;
             };
             for (key, row) in &expected {
                 match stored.get(key) {
@@ -191,6 +251,9 @@ impl Derived<'_> {
             }
             stored.keys().filter(|key| !expected.contains_key(key)).for_each(|key| note(key, 1));
         }
+        // Only now, since a piece that is disturbed is compared again.
+        known.into_iter().for_each(|line| report.notes.push(line));
+        unknown.into_iter().for_each(|line| report.unmended.push(line));
         report.rows += rows;
         differences.extend(found);
         Ok(Piece::To(end))
@@ -200,14 +263,14 @@ impl Derived<'_> {
     async fn ask_again(
         &self,
         mapper: &Arc<dyn Mapper>,
-        differences: &Differences,
+        differences: Differences,
         derived: HeightRange,
         report: &mut Report,
     ) -> anyhow::Result<()> {
         let service = mapper.service();
         let mut heights: BTreeSet<Height> = BTreeSet::new();
         let mut tables: BTreeSet<&str> = BTreeSet::new();
-        for ((table, height), [missing, extra, different]) in differences {
+        for ((height, table), [missing, extra, different]) in &differences {
             report.rows_damaged += missing + extra + different;
             report.name(format!(
                 "{}: {table}, height {height}: {missing} rows missing, {extra} too many, {different} different",
@@ -217,22 +280,23 @@ impl Derived<'_> {
             tables.insert(table);
         }
         let count = |range: HeightRange| -> u64 {
-            let of = differences.iter().filter(|((_, height), _)| range.contains(*height));
+            let of = differences.range((range.start(), "")..(range.end(), ""));
             of.map(|(_, counts)| counts.iter().sum::<u64>()).sum()
         };
+        // Once for all ranges; what has changed by then is refused.
+        let under_way = UnderWay::of(self.app, service.name).await?;
+        let askers = reindex::askers_behind(self.config, self.app, service.name).await?;
         // All of it in one transaction: whoever is killed after it leaves nothing to ask for once more.
-        let (mut asked, mut told, mut requested) = (RebuildRequest::default(), Vec::new(), 0);
+        let (mut asked, mut told, mut requested) = (RebuildRequest::default(), Lines::default(), 0);
         for range in ranges_of(heights, JOIN_HEIGHTS) {
             let range = range.intersect(derived);
-            // One each, since a store may end it after two seconds; what has changed by then is refused.
-            let snapshot = self.app.snapshot().await?;
-            match reindex::in_the_way(&*snapshot, service.name, range).await? {
+            match under_way.in_the_way(range) {
                 None => {
                     asked.again.push(reindex::again(self.config, service, range));
                     requested += count(range);
                 }
                 // What an earlier repair asked for is not mended yet.
-                Some(_) if is_being_made_again(&*snapshot, service.name, range).await? => told.push(format!(
+                Some(_) if under_way.makes_again(range) => told.push(format!(
                     "{}: of heights {range} some are being made again already; look again when they are",
                     service.name
                 )),
@@ -245,10 +309,11 @@ impl Derived<'_> {
                 }
             }
             // Of what is being made again already too: whoever asked for it may have ended in between.
-            told.extend(
-                reindex::ask_again_behind(self.config, self.app, &*snapshot, service.name, range, &mut asked)
-                    .await?,
-            );
+            for asker in &askers {
+                if let Some(line) = asker.ask_again(self.config, range, &mut asked) {
+                    told.push(line);
+                }
+            }
         }
         let snapshot = self.app.snapshot().await?;
         for follower in self.processors {
@@ -258,7 +323,7 @@ impl Derived<'_> {
                 continue;
             }
             if !self.refold {
-                told.push(format!(
+                report.notes.push_once(format!(
                     "{} is folded from these rows: `cairn reindex --worker {}` once they are made again, if they were wrong when it read them",
                     own.name, own.name
                 ));
@@ -288,25 +353,16 @@ impl Derived<'_> {
             Err(error) => return Err(error.into()),
         };
         report.rows_requested += requested;
-        report.notes.extend(told);
+        report.notes.add(told);
         for rebuild in begun {
             reindex::clear(self.app, &rebuild.service).await?;
-            report.notes.push(format!(
+            report.notes.push_once(format!(
                 "{} is folded from these rows and begins anew at height {}",
                 rebuild.service, rebuild.first
             ));
         }
         Ok(())
     }
-}
-
-async fn is_being_made_again(
-    snapshot: &dyn DerivedSnapshot,
-    service: &str,
-    range: HeightRange,
-) -> Result<bool, StoreError> {
-    let again = snapshot.made_again_from(service, range.start()).await?;
-    Ok(again.is_some_and(|from| from < range.end()))
 }
 
 async fn all_rows(
@@ -352,74 +408,4 @@ pub(super) fn size(block: &StoredBlock) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use cairn_core::{BlockFacts, BlockId, Parts};
-    use cairn_pipeline::derive::processor::{Output, ProcessError, ServiceInfo};
-    use cairn_store::derived::{BLOCK_HEIGHT, ColumnType, TableClass, TableDef, Value, column};
-
-    use super::*;
-
-    static ROWS: TableDef = TableDef {
-        name: "rows",
-        service: "row_worker",
-        class: TableClass::Events { partition_heights: 16 },
-        columns: &[column(BLOCK_HEIGHT, ColumnType::Int)],
-        key: &[BLOCK_HEIGHT],
-        indexes: &[],
-    };
-    static SERVICE: ServiceInfo =
-        ServiceInfo { name: "row_worker", version: 1, upstreams: &[], tables: &[&ROWS] };
-
-    /// Can't process height 2, and panics at height 3.
-    struct Rows;
-
-    impl Mapper for Rows {
-        fn service(&self) -> &'static ServiceInfo {
-            &SERVICE
-        }
-
-        fn parts(&self) -> Parts {
-            Parts::empty()
-        }
-
-        fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
-            let at = block.facts.block_ref();
-            out.row(&ROWS, Row(vec![Value::height(at.height)]));
-            match at.height.get() {
-                2 => Err(ProcessError { block: at, message: "not this one".into() }),
-                3 => panic!("nor this one"),
-                _ => Ok(()),
-            }
-        }
-    }
-
-    fn block(height: u64) -> StoredBlock {
-        let facts = BlockFacts {
-            height: Height(height),
-            id: BlockId([7; 32]),
-            parent_id: BlockId([6; 32]),
-            timestamp_ms: 0,
-            tx_count: 0,
-            log_count: 0,
-            unverified: 0,
-        };
-        StoredBlock {
-            facts,
-            transactions: Vec::new(),
-            header: Default::default(),
-            body: Default::default(),
-            receipts: Default::default(),
-            extras: Default::default(),
-            traces: None,
-        }
-    }
-
-    #[test]
-    fn e24_a_block_that_can_not_be_mapped_keeps_no_other_from_being_compared() {
-        let (made, failed) = map(&Rows, &(1..=4).map(block).collect::<Vec<_>>());
-        let heights: Vec<_> = made["rows"].iter().map(|row| row.0[0].as_height()).collect();
-        assert_eq!(heights, [Some(Height(1)), Some(Height(4))]);
-        assert_eq!(failed.keys().copied().collect::<Vec<_>>(), [Height(2), Height(3)]);
-        assert!(failed[&Height(2)].contains("not this one") && failed[&Height(3)].contains("nor this one"));
-    }
-}
+mod tests;

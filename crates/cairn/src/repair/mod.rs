@@ -10,6 +10,7 @@
 //! one goes on.
 
 pub mod derived;
+pub mod lines;
 pub mod nightly;
 pub mod raw;
 pub mod state;
@@ -17,6 +18,8 @@ pub mod state;
 use std::fmt::{self, Write as _};
 
 use cairn_core::HeightRange;
+
+use self::lines::Lines;
 
 /// Findings that a report names, at most; all are counted.
 pub const MAX_NAMED: usize = 200;
@@ -55,16 +58,69 @@ pub struct Report {
     /// What was found, one line each, the first [`MAX_NAMED`].
     pub named: Vec<String>,
     /// What could not be mended, and why.
-    pub unmended: Vec<String>,
+    pub unmended: Lines,
+    /// What is there and could not be compared, and why: nothing is known of it. Heights that nobody has derived yet are a note: there is nothing to compare.
+    pub not_compared: Lines,
     /// What an operator has to know beside.
-    pub notes: Vec<String>,
+    pub notes: Lines,
 }
+
+/// How a repair ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything was looked at and is right.
+    Clean,
+    /// Something was wrong and is mended, or asked for.
+    Mended,
+    /// What was found is mended, but not everything could be looked at.
+    Incomplete,
+    /// Something is wrong and could not be mended.
+    Unmended,
+}
+
+impl Outcome {
+    /// The word under which metrics count it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Outcome::Clean => "clean",
+            Outcome::Mended => "mended",
+            Outcome::Incomplete => "incomplete",
+            Outcome::Unmended => "unmended",
+        }
+    }
+}
+
+/// Nothing was found that is still wrong, but so many parts could not be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Incomplete(pub u64);
+
+impl fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the repair is incomplete: {} parts were not compared, so nothing is known of them. The lines `not compared` say which, and what was in the way: see to that and run cairn repair again",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for Incomplete {}
 
 impl Report {
     /// Names something that was found.
     pub fn name(&mut self, line: String) {
         if self.named.len() < MAX_NAMED {
             self.named.push(line);
+        }
+    }
+
+    /// How it ended.
+    pub fn outcome(&self) -> Outcome {
+        match (self.unmended.is_empty(), self.not_compared.is_empty(), self.found()) {
+            (false, ..) => Outcome::Unmended,
+            (_, false, _) => Outcome::Incomplete,
+            (_, _, 0) => Outcome::Clean,
+            _ => Outcome::Mended,
         }
     }
 
@@ -97,8 +153,9 @@ impl Report {
         for line in other.named {
             self.name(line);
         }
-        self.unmended.extend(other.unmended);
-        self.notes.extend(other.notes);
+        self.unmended.add(other.unmended);
+        self.not_compared.add(other.not_compared);
+        self.notes.add(other.notes);
     }
 }
 
@@ -111,12 +168,9 @@ impl fmt::Display for Report {
         if self.named.len() == MAX_NAMED {
             writeln!(out, "… the first {MAX_NAMED} are named")?;
         }
-        for line in &self.unmended {
-            writeln!(out, "not mended: {line}")?;
-        }
-        for line in &self.notes {
-            writeln!(out, "note: {line}")?;
-        }
+        self.unmended.write(&mut out, "not mended")?;
+        self.not_compared.write(&mut out, "not compared")?;
+        self.notes.write(&mut out, "note")?;
         writeln!(
             out,
             "looked at   {} heights, {} blocks in full, {} derived rows",
@@ -184,5 +238,26 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}:\n{text}");
         }
+    }
+
+    #[test]
+    fn what_was_not_compared_makes_a_repair_incomplete_and_a_note_does_not() {
+        let mut report = Report::default();
+        report.notes.push("token_worker: heights [90, 100) are not derived yet".into());
+        assert_eq!(report.outcome(), Outcome::Clean);
+        report.rows_damaged = 1;
+        assert_eq!(report.outcome(), Outcome::Mended);
+        let mut other = Report::default();
+        other
+            .not_compared
+            .push("token_worker: heights [5, 9) were not compared: a reorg was in the way".into());
+        report.add(other);
+        assert_eq!(report.outcome(), Outcome::Incomplete);
+        let text = report.to_string();
+        for part in ["not compared: token_worker: heights [5, 9)", "note: token_worker: heights [90, 100)"] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+        report.unmended.push("height 7: the node is away".into());
+        assert_eq!(report.outcome(), Outcome::Unmended);
     }
 }

@@ -9,10 +9,10 @@ use cairn_store::RawReader;
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 
-use super::Report;
-use super::derived::Derived;
+use super::derived::{ASK_AFTER, Derived};
 use super::raw::{self, Fetch};
 use super::state::{Part, States};
+use super::{Outcome, Report};
 use crate::config::Config;
 use crate::derive;
 use crate::stores::{AppStore, LateApp, RawStore};
@@ -74,7 +74,7 @@ async fn once(config: &Config, nightly: &Nightly, turn: u64) -> anyhow::Result<R
     Ok(report)
 }
 
-/// Compares derived rows of `range`, and so much of the state. Where that ends early it is among what was not mended, and what was found before is told all the same: a
+/// Compares derived rows of `range`, and so much of the state. Where that ends early it is among what was not compared, and what was found before is told all the same: a
 /// block that could not be mended can't be derived from either.
 pub async fn compare(
     config: &Config,
@@ -86,10 +86,11 @@ pub async fn compare(
 ) -> Report {
     match compared(config, raw, app, range, state, refold).await {
         Ok(report) => report,
-        Err(error) => Report {
-            unmended: vec![format!("derived rows of {range} were not compared to the end: {error:#}")],
-            ..Report::default()
-        },
+        Err(error) => {
+            let mut report = Report::default();
+            report.not_compared.push(format!("derived rows of {range}: {error:#}"));
+            report
+        }
     }
 }
 
@@ -102,13 +103,13 @@ async fn compared(
     refold: bool,
 ) -> anyhow::Result<Report> {
     let (catalog, processors) = (derive::catalog(config)?, derive::processors(config, None)?);
-    let derived = Derived { raw, app, catalog: &catalog, processors: &processors, config, refold };
-    let mut report = derived.repair(range).await?;
+    let (catalog, processors) = (&catalog, &processors[..]);
+    let derived = Derived { raw, app, catalog, processors, config, refold, ask_after: ASK_AFTER };
+    let mut report = derived.repair(range).await;
     let max_bytes = usize::try_from(config.repair.state_mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
     if let Some(part) = state.filter(|_| max_bytes > 0) {
-        let (catalog, processors) = (&catalog, &processors[..]);
         let states = States { raw, app, catalog, processors, part, max_bytes, refold };
-        report.add(states.repair().await?);
+        report.add(states.repair().await);
     }
     Ok(report)
 }
@@ -123,11 +124,8 @@ pub fn sample(stored: HeightRange, heights: u64) -> HeightRange {
 }
 
 fn tell(report: &Report) {
-    count(match (report.found(), report.unmended.len()) {
-        (0, 0) => "clean",
-        (_, 0) => "mended",
-        _ => "unmended",
-    });
+    let outcome = report.outcome();
+    count(outcome.name());
     for (what, found) in [
         ("lookup", report.lookups_written + report.lookups_removed),
         ("block", report.blocks_damaged),
@@ -137,17 +135,27 @@ fn tell(report: &Report) {
     ] {
         metrics::counter!("cairn_repair_found_total", "what" => what).increment(found);
     }
-    metrics::gauge!("cairn_repair_unmended").set(report.unmended.len() as f64);
-    if report.found() == 0 && report.unmended.is_empty() {
-        tracing::info!(
-            heights = report.heights,
-            blocks = report.blocks,
-            rows = report.rows,
-            states = report.states,
-            "repair: all good"
-        );
-    } else {
-        tracing::warn!("repair found something:\n{report}");
+    metrics::gauge!("cairn_repair_unmended").set(report.unmended.count() as f64);
+    metrics::gauge!("cairn_repair_not_compared").set(report.not_compared.count() as f64);
+    match outcome {
+        Outcome::Clean => {
+            tracing::info!(
+                heights = report.heights,
+                blocks = report.blocks,
+                rows = report.rows,
+                states = report.states,
+                "repair: all good"
+            );
+            for note in report.notes.kept() {
+                tracing::info!("repair: {note}");
+            }
+        }
+        Outcome::Incomplete if report.found() == 0 => {
+            tracing::warn!("repair: what was compared is good, but not everything was:\n{report}");
+        }
+        Outcome::Mended | Outcome::Incomplete | Outcome::Unmended => {
+            tracing::warn!("repair found something:\n{report}");
+        }
     }
 }
 

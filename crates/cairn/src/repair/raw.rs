@@ -90,12 +90,12 @@ pub async fn repair(
     }
     let damaged: Vec<Height> = blocks.iter().copied().collect();
     report.blocks_damaged = damaged.len() as u64;
-    let mut failed: Vec<Height> = Vec::new();
+    let mut failed: BTreeSet<Height> = BTreeSet::new();
     for height in &damaged {
         match fetch_again(store, fetch, *height).await {
             Ok(()) => report.blocks_mended += 1,
             Err(error) => {
-                failed.push(*height);
+                failed.insert(*height);
                 report.unmended.push(format!("height {height}: {error:#}"));
             }
         }

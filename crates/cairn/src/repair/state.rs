@@ -72,6 +72,8 @@ pub struct States<'a> {
 
 /// Why something was not compared.
 enum Stop {
+    /// The rows are gone: it begins anew, so there is nothing to compare yet.
+    Gone,
     /// Not now: what was in the way.
     Disturbed(String),
     /// A reorg went back further than the replay can.
@@ -146,14 +148,17 @@ struct Comparison {
 
 impl States<'_> {
     /// Compares the state of all folders.
-    pub async fn repair(&self) -> anyhow::Result<Report> {
+    pub async fn repair(&self) -> Report {
         let mut report = Report::default();
         for processor in self.processors {
-            if let Processor::Folder(folder) = processor {
-                self.repair_one(folder, &mut report).await?;
+            let Processor::Folder(folder) = processor else { continue };
+            // One that can't be compared keeps no other from it.
+            if let Err(error) = self.repair_one(folder, &mut report).await {
+                let service = folder.service().name;
+                report.not_compared.push(format!("{service}: its state, to the end: {error:#}"));
             }
         }
-        Ok(report)
+        report
     }
 
     async fn repair_one(&self, folder: &Arc<dyn Folder>, report: &mut Report) -> anyhow::Result<()> {
@@ -165,33 +170,44 @@ impl States<'_> {
             Err(error) => return Err(error.into()),
         };
         let Some(end) = snapshot.checkpoint(service.name).map(|checkpoint| checkpoint.next) else {
-            if snapshot.rebuilds().iter().any(|rebuild| rebuild.service == service.name) {
-                report.notes.push(format!(
-                    "{}: its state was not compared, since it begins anew and what it made before is still being deleted",
-                    service.name
-                ));
-            }
+            let begins_anew = snapshot.rebuilds().iter().any(|rebuild| rebuild.service == service.name);
+            let why = match begins_anew {
+                true => "it begins anew, and what it made before is still being deleted",
+                false => "it has folded nothing yet",
+            };
+            report.notes.push(format!("{}: there is no state to compare: {why}", service.name));
             return Ok(());
         };
         drop(snapshot);
         let first = reindex::first_height(self.app, service.name, end).await?;
         if first >= end {
+            report
+                .notes
+                .push(format!("{}: there is no state to compare: it has folded nothing yet", service.name));
             return Ok(());
         }
         let (mut slices, mut damaged) = (vec![Slice::ALL], 0);
         while let Some(slice) = slices.pop() {
             let (replay, comparison) = match self.compare(folder, slice, first).await {
                 Ok(compared) => compared,
-                Err(Stop::Failed(error)) => return Err(error),
+                // What was found before is told and mended all the same.
+                Err(Stop::Failed(error)) => {
+                    report.not_compared.push(format!("{}: its state, to the end: {error:#}", service.name));
+                    break;
+                }
+                Err(Stop::Gone) => {
+                    report.notes.push(format!(
+                        "{}: there is no state to compare any more: it began anew meanwhile",
+                        service.name
+                    ));
+                    break;
+                }
                 Err(Stop::Not(why) | Stop::Disturbed(why)) => {
-                    report.notes.push(format!("{}: its state was not compared: {why}", service.name));
+                    report.not_compared.push(format!("{}: its state: {why}", service.name));
                     break;
                 }
                 Err(Stop::Anew) => {
-                    report.notes.push(format!(
-                        "{}: its state was not compared: reorgs were in the way",
-                        service.name
-                    ));
+                    report.not_compared.push(format!("{}: its state: reorgs were in the way", service.name));
                     break;
                 }
             };
@@ -201,8 +217,8 @@ impl States<'_> {
                 report.name(describe(service.name, table, difference));
             }
             for group in replay.too_large() {
-                report.notes.push(format!(
-                    "{}: rows of {} were not compared, since they take more memory than half of repair.state_mib",
+                report.not_compared.push(format!(
+                    "{}: rows of {}, since they take more memory than half of repair.state_mib",
                     service.name,
                     list(group)
                 ));
@@ -216,9 +232,18 @@ impl States<'_> {
             return Ok(());
         }
         if self.refold {
-            let first = reindex::reset(self.app, service.name).await?;
-            report.states_requested += damaged;
-            report.notes.push(format!("{}: its state is folded anew, from height {first} on", service.name));
+            match reindex::reset(self.app, service.name).await {
+                Ok(first) => {
+                    report.states_requested += damaged;
+                    report
+                        .notes
+                        .push(format!("{}: its state is folded anew, from height {first} on", service.name));
+                }
+                Err(error) => report.unmended.push(format!(
+                    "{}: {damaged} rows of its state are not what their events make, and it could not begin anew: {error:#}",
+                    service.name
+                )),
+            }
         } else {
             report.unmended.push(format!(
                 "{}: {damaged} rows of its state are not what their events make: `cairn repair --refold` folds it anew",
@@ -380,7 +405,7 @@ impl States<'_> {
         }
         let checkpoint = app.checkpoint(folder.service().name).map(|own| own.next);
         let Some(checkpoint) = checkpoint.filter(|checkpoint| *checkpoint >= replay.next()) else {
-            return Err(Stop::Not("it began anew meanwhile".into()));
+            return Err(Stop::Gone);
         };
         for service in services(folder.reads()) {
             if app.made_again_from(service, first).await?.is_some_and(|from| from < checkpoint) {

@@ -45,6 +45,16 @@ impl Ended {
         self.out
     }
 
+    /// Its standard output, where a repair could not look at everything, and said so.
+    pub fn incomplete(self) -> String {
+        assert_eq!(self.status.code(), Some(3), "{self:?}");
+        assert!(
+            self.err.contains("the repair is incomplete") && self.out.contains("not compared: "),
+            "{self:?}"
+        );
+        self.out
+    }
+
     /// Its words, where it failed by itself.
     pub fn badly(self) -> String {
         assert!(matches!(self.status.code(), Some(1 | 2)), "{self:?}");

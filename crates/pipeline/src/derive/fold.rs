@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_core::{Height, HeightRange};
+use cairn_core::{BlockFacts, Height, HeightRange};
 use cairn_store::derived::{ChunkCommit, DerivedSnapshot, Key, Row, WorkerLease};
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
-use super::processor::Folder;
+use super::processor::{Folder, Malformed};
 use super::read::{not_yet, read_raw};
 use super::report;
 use super::state::{ChunkInput, ChunkState, Found, Missing};
@@ -78,8 +78,15 @@ pub(super) async fn prepare(
         // It took a while, and a store ends a snapshot after two seconds.
         reader.renew().await?;
     };
-    let malformed =
-        malformed.into_iter().map(|(facts, what)| report::of_event(folder.service(), &facts, what)).collect();
+    // They come by step, and within it by block.
+    let mut by_block: BTreeMap<Height, (BlockFacts, Vec<Malformed>)> = BTreeMap::new();
+    for (facts, what) in malformed {
+        by_block.entry(facts.height).or_insert((facts, Vec::new())).1.push(what);
+    }
+    let malformed = by_block
+        .into_values()
+        .flat_map(|(facts, events)| report::of_block_events(folder.service(), &facts, events))
+        .collect();
     let commit = ChunkCommit {
         chunk: chunk.heights,
         parent_id,

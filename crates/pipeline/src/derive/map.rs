@@ -66,8 +66,7 @@ pub(super) async fn prepare(
                         None => rows.push(TableRows { table, rows: made }),
                     }
                 }
-                errors
-                    .extend(malformed.into_iter().map(|what| report::of_event(service, &block.facts, what)));
+                errors.extend(report::of_block_events(service, &block.facts, malformed));
                 if bytes >= max_output_bytes && at + 1 < blocks.len() {
                     cut = Some(block.facts.height.next());
                     break;

@@ -2,6 +2,10 @@
 //!
 //! What can't be understood of a chunk is recorded before the chunk's commit: a crash in between loses nothing, and the same errors again are no more.
 //! What ends a range is recorded before the lease is given back.
+//!
+//! Strangers choose how many events can't be understood, so a block may not fill the log: of those that are alike the first [`MAX_ROWS_ALIKE`] have a row each, of all
+//! the first [`MAX_ROWS_A_BLOCK`], and the rest are a number in one more row. They are taken in the processor's order, so the same block leaves the same rows whenever it is read; metrics
+//! count them all.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +17,100 @@ use super::context::Context;
 use super::error::DeriveError;
 use super::processor::{FaultLabels, Malformed, ProcessError, ServiceInfo};
 
+/// Rows that one block may leave of a service, of events with the same reason, contract and topic.
+const MAX_ROWS_ALIKE: usize = 16;
+/// Rows that one block may leave of a service, those that stand for further ones left out.
+const MAX_ROWS_A_BLOCK: usize = 128;
+
 /// Something for the error log, and what metrics count it under.
 pub(super) struct Report {
     pub error: NewError,
-    pub labels: FaultLabels,
+    /// How many events of which kind it stands for.
+    counts: BTreeMap<FaultLabels, u64>,
 }
 
-/// What a processor could not understand of a block, as the error log has it.
-pub(super) fn of_event(service: &ServiceInfo, block: &BlockFacts, what: Malformed) -> Report {
+/// What a processor could not understand of a block, in its order, as the error log has it.
+pub(super) fn of_block_events(
+    service: &ServiceInfo,
+    block: &BlockFacts,
+    events: Vec<Malformed>,
+) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut alike: BTreeMap<FaultLabels, Alike> = BTreeMap::new();
+    // Those for which there is no room, of whatever kind.
+    let mut others = Rest::default();
+    for event in events {
+        let kind = alike.entry(event.labels.clone()).or_default();
+        if kind.rows == MAX_ROWS_ALIKE {
+            kind.rest.add(&event);
+        } else if reports.len() == MAX_ROWS_A_BLOCK {
+            others.add(&event);
+        } else {
+            kind.rows += 1;
+            reports.push(of_event(service, block, event));
+        }
+    }
+    for (FaultLabels { reason, contract, topic }, kind) in alike {
+        let of = match (contract.as_str(), topic.as_str()) {
+            ("", "") => String::new(),
+            _ => format!(", contract {contract}, event {topic}"),
+        };
+        let message =
+            |more| format!("and {more} more like the first {MAX_ROWS_ALIKE} of this block: {reason}{of}");
+        reports.extend(kind.rest.report(service, block, message));
+    }
+    let message = |more: u64| {
+        format!(
+            "and {more} more events of this block that can't be understood, of several contracts or kinds"
+        )
+    };
+    reports.extend(others.report(service, block, message));
+    reports
+}
+
+/// What a block has of one kind.
+#[derive(Default)]
+struct Alike {
+    rows: usize,
+    rest: Rest,
+}
+
+/// Events that have no row of their own.
+#[derive(Default)]
+struct Rest {
+    counts: BTreeMap<FaultLabels, u64>,
+    worst: Option<Severity>,
+}
+
+impl Rest {
+    fn add(&mut self, event: &Malformed) {
+        *self.counts.entry(event.labels.clone()).or_default() += 1;
+        self.worst = self.worst.max(Some(event.severity));
+    }
+
+    /// The row that stands for them; `None`: there are none.
+    fn report(
+        self,
+        service: &ServiceInfo,
+        block: &BlockFacts,
+        message: impl FnOnce(u64) -> String,
+    ) -> Option<Report> {
+        let severity = self.worst?;
+        let error = NewError {
+            service: service.name.into(),
+            height: block.height,
+            block_id: block.id,
+            transaction_id: String::new(),
+            severity,
+            message: message(self.counts.values().sum()),
+            raw_data: Vec::new(),
+            raw_ref: Some(format!("raw:{}", block.height)),
+        };
+        Some(Report { error, counts: self.counts })
+    }
+}
+
+fn of_event(service: &ServiceInfo, block: &BlockFacts, what: Malformed) -> Report {
     // Where the whole payload stands: the raw store's transaction, and the event in it.
     let raw_ref = (what.raw_data.len() >= MAX_RAW_DATA_BYTES).then(|| {
         let event = what.event_index.map(|index| format!("/{index}")).unwrap_or_default();
@@ -36,36 +126,57 @@ pub(super) fn of_event(service: &ServiceInfo, block: &BlockFacts, what: Malforme
         raw_data: what.raw_data,
         raw_ref,
     };
-    Report { error, labels: what.labels }
+    Report { error, counts: BTreeMap::from([(what.labels, 1)]) }
 }
 
 /// A block that a service can't process.
 pub(super) fn of_block(service: &ServiceInfo, error: &ProcessError) -> Report {
-    Report { error: fatal(service, error.block, error.to_string()), labels: FaultLabels::only("block") }
+    let counts = BTreeMap::from([(FaultLabels::only("block"), 1)]);
+    Report { error: fatal(service, error.block, error.to_string()), counts }
 }
 
-/// Records what could not be understood and counts what is new. Returns how much that was.
+/// Records what could not be understood and counts the events that are new. Returns how many those were.
 pub(super) async fn record(
     context: &Context,
     service: &'static str,
     reports: Vec<Report>,
 ) -> Result<u64, StoreError> {
+    // Those that stand for one event, by what it is counted under; of the others each has to say for itself whether it is new.
     let mut groups: BTreeMap<FaultLabels, Vec<NewError>> = BTreeMap::new();
-    for report in reports {
-        groups.entry(context.faults.bounded(report.labels)).or_default().push(report.error);
+    let mut rests = Vec::new();
+    for Report { error, counts } in reports {
+        match counts.first_key_value() {
+            Some((labels, 1)) if counts.len() == 1 => {
+                groups.entry(context.faults.bounded(labels.clone())).or_default().push(error);
+            }
+            _ => rests.push((error, counts)),
+        }
     }
     let mut all = 0;
     for (labels, errors) in groups {
         let new = context.errors.record(&errors).await?;
-        let FaultLabels { reason, contract, topic } = labels;
-        metrics::counter!(
-            "cairn_malformed_events_total",
-            "service" => service, "reason" => reason, "contract" => contract, "topic" => topic
-        )
-        .increment(new);
+        count(service, labels, new);
         all += new;
     }
+    for (error, counts) in rests {
+        if context.errors.record(&[error]).await? == 0 {
+            continue;
+        }
+        for (labels, events) in counts {
+            count(service, context.faults.bounded(labels), events);
+            all += events;
+        }
+    }
     Ok(all)
+}
+
+fn count(service: &'static str, labels: FaultLabels, events: u64) {
+    let FaultLabels { reason, contract, topic } = labels;
+    metrics::counter!(
+        "cairn_malformed_events_total",
+        "service" => service, "reason" => reason, "contract" => contract, "topic" => topic
+    )
+    .increment(events);
 }
 
 fn fatal(service: &ServiceInfo, block: BlockRef, message: String) -> NewError {

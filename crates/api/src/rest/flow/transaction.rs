@@ -72,7 +72,7 @@ pub(crate) struct Proposer {
 pub(crate) struct Repeats {
     /// The first height whose block has it.
     pub first_height: Num,
-    /// Whether the newest block has it: then this answer is of that block, else of the first one.
+    /// Whether the newest block has it. Without `height` this answer is then of that block, else of the first one; with it, of the block at that height.
     pub is_in_newest_block: bool,
     /// What this id is.
     pub note: String,
@@ -203,10 +203,15 @@ pub(crate) async fn in_block(view: &View, id: TxId, height: Height) -> Result<Op
 }
 
 impl Repeats {
-    /// Of an answer about the block at `height`, which the id was found in first at `first`.
-    pub(crate) fn of(view: &View, first: Height, height: Height) -> Repeats {
-        let is_in_newest_block = view.head().tip.is_some_and(|tip| tip.height == height);
-        Repeats { first_height: Num(first.get()), is_in_newest_block, note: NOTE.into() }
+    /// Of a transaction that is answered as the block at `height` has it.
+    pub(crate) async fn of(view: &View, id: TxId, height: Height) -> Result<Repeats, Problem> {
+        let first = view.chain().find_tx(id).await?.map_or(height, |first| first.height);
+        let is_in_newest_block = match view.head().tip {
+            Some(tip) if tip.height == height => true,
+            Some(tip) => in_block(view, id, tip.height).await?.is_some(),
+            None => false,
+        };
+        Ok(Repeats { first_height: Num(first.get()), is_in_newest_block, note: NOTE.into() })
     }
 }
 

@@ -52,6 +52,12 @@ impl MemoryDerived {
         *self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 
+    /// Deletes a lease without any rule, as damage does to a database: for tests of what notices it.
+    pub fn lose_lease(&self, id: u64) -> Result<()> {
+        Arc::make_mut(&mut *self.state()?).take_lease(id);
+        Ok(())
+    }
+
     fn now_ms(&self) -> u64 {
         self.shared.clock.now_ms()
     }

@@ -7,9 +7,10 @@ use cairn_core::{Fence, Height, HeightRange};
 use super::raw::Raw;
 use super::subject::{START_MS, Subject, TTL_MS};
 use super::tables::{FOLDER, MAPPER};
-use super::{Case, CaseResult, DerivedFactory};
+use super::{Case, CaseResult, DerivedFactory, Failure};
 use crate::derived::lease::{
-    ClaimRequest, LeaseEnd, LeaseFilter, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES, WorkerLease,
+    ClaimRequest, LeaseEnd, LeaseFilter, LeaseGap, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES,
+    WorkerLease,
 };
 use crate::suite::beside::beside;
 use crate::suite::check::{holds, is_fenced, is_invalid, refused, same};
@@ -20,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
         ranges_are_cut_at_multiples_and_end_at_the_stop,
         a_new_range_begins_below_the_limit_only,
         changing_the_range_size_is_harmless,
+        heights_that_no_lease_covers_are_named,
         services_dont_disturb_each_other,
         a_failed_lease_is_claimed_before_new_ranges,
         the_lowest_lease_is_claimed_first,
@@ -123,6 +125,27 @@ async fn changing_the_range_size_is_harmless(factory: Arc<dyn DerivedFactory>) -
         same("the next range", subject.claim_as(&request).await?.range, heights(from, to))?;
     }
     same("gaps", subject.store.lease_gaps(10).await?, Vec::new())
+}
+
+async fn heights_that_no_lease_covers_are_named(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(60, 1)).await?;
+    subject.index_all(10, 10).await?;
+    same("nothing is lost", subject.store.lease_gaps(10).await?, Vec::new())?;
+    let leases = subject.leases().await?;
+    for (service, from) in [(MAPPER, 20), (MAPPER, 30), (MAPPER, 10), (FOLDER, 40), (FOLDER, 10)] {
+        let lost =
+            leases.iter().find(|lease| lease.service == service && lease.range.start() == Height(from));
+        let lost = lost.ok_or_else(|| Failure::new(format!("{service} has no lease at {from}")))?;
+        subject.place.lose_lease(lost.id).await?;
+    }
+    let gap = |service: &str, from, to| LeaseGap { service: service.into(), missing: heights(from, to) };
+    let gaps = vec![gap(FOLDER, 10, 20), gap(FOLDER, 40, 50), gap(MAPPER, 10, 40)];
+    same("what is lost", subject.store.lease_gaps(10).await?, gaps.clone())?;
+    same("the first of them", subject.store.lease_gaps(2).await?, gaps[..2].to_vec())?;
+    // A range that is made again is another kind of lease, and fills none.
+    subject.store.request_reindex(MAPPER, 1, heights(5, 45), 100).await?;
+    subject.reopen().await?;
+    same("what is lost still", subject.store.lease_gaps(10).await?, gaps)
 }
 
 async fn services_dont_disturb_each_other(factory: Arc<dyn DerivedFactory>) -> CaseResult {

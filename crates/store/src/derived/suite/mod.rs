@@ -107,6 +107,9 @@ pub trait DerivedPlace: Send + Sync {
 
     /// Opens the error log of the same place, as cases open the store.
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>>;
+
+    /// Deletes a lease behind the store's back, as damage or somebody's SQL does: no verb can.
+    async fn lose_lease(&self, id: u64) -> Result<()>;
 }
 
 type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
@@ -220,5 +223,9 @@ impl DerivedPlace for MemoryPlace {
 
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
         Ok(Arc::new(self.log.clone()))
+    }
+
+    async fn lose_lease(&self, id: u64) -> Result<()> {
+        self.store.lose_lease(id)
     }
 }

@@ -1,0 +1,85 @@
+//! Search by names: who has many words in a name hides nobody.
+
+use std::sync::Arc;
+
+use alloy_primitives::{Address, U256};
+use async_trait::async_trait;
+use bytes::Bytes;
+use cairn_api::rest::RestLimits;
+use cairn_core::{BlockId, BlockRef};
+use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
+use cairn_explorer::processors::{Settings, evm_processors};
+use cairn_pipeline::derive::processor::AskError;
+use serde_json::Value;
+
+use crate::endpoints::Document;
+use crate::support::made;
+use crate::world::{World, abi_text, limits, transfer};
+
+/// The token whose name comes after all others.
+const LAST: Address = Address::repeat_byte(0xee);
+/// A name that is found by eight terms, all of them before the last one's.
+const WORDS: &str = "ca cb cc cd ce cf cg ch";
+
+/// Only says names.
+struct Names;
+
+#[async_trait]
+impl ContractNode for Names {
+    async fn call(&self, to: Address, input: Vec<u8>, _: BlockRef) -> Result<CallAnswer, AskError> {
+        let name = if to == LAST { "czar" } else { WORDS };
+        match input.get(..4) {
+            Some([0x06, 0xfd, 0xde, 0x03]) => Ok(CallAnswer::Returned(abi_text(name))),
+            _ => Ok(CallAnswer::Reverted),
+        }
+    }
+
+    async fn code(&self, _: Address, _: BlockRef) -> Result<Bytes, AskError> {
+        Ok(Bytes::from_static(&[0x60, 0x00]))
+    }
+}
+
+/// So many tokens of many words, and the last one.
+async fn world(crowd: u8, limits: RestLimits) -> World {
+    let tokens = (1..=crowd).map(Address::repeat_byte).chain([LAST]);
+    let (from, to) = (Address::ZERO, Address::repeat_byte(0xaa));
+    let logs: Vec<_> = tokens.map(|token| transfer(token, from, to, U256::from(1))).collect();
+    let world = World::with(made::chain(0, 2, BlockId::default(), 0, |_| vec![logs.clone()]), limits).await;
+    let node: Arc<dyn ContractNode> = Arc::new(Names);
+    world.derive_by(evm_processors(&Settings { node: Some(node), ..Settings::default() })).await;
+    world
+}
+
+/// How many are found, whether the last one is among them, and whether there may be more.
+async fn found(world: &World, text: &str) -> (usize, bool, bool) {
+    let path = format!("/v1/search?q={text}");
+    let reply = world.get(&path).await;
+    Document::read(world).await.check(&path, &reply);
+    let data = reply.json["data"].as_array().expect("a list");
+    let has_last = data.iter().any(|one| one["name"] == "czar");
+    let mut addresses: Vec<&Value> = data.iter().map(|one| &one["address"]).collect();
+    addresses.dedup();
+    assert_eq!(addresses.len(), data.len(), "each once: {data:?}");
+    (data.len(), has_last, reply.json["has_more"].as_bool().expect("is said"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_with_many_words_hide_no_other() {
+    let world = world(12, limits()).await;
+    // Twelve tokens have 96 rows before the last one's.
+    assert_eq!(found(&world, "c").await, (13, true, false));
+    assert_eq!(found(&world, "cz").await, (1, true, false));
+    assert_eq!(found(&world, "czz").await, (0, false, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_says_whether_there_may_be_more() {
+    let many = world(25, limits()).await;
+    assert_eq!(found(&many, "c").await, (20, false, true));
+    assert_eq!(found(&many, "cza").await, (1, true, false));
+    // Exactly as many as are named.
+    assert_eq!(found(&world(19, limits()).await, "c").await, (20, true, false));
+    // What may be examined ends before the last one.
+    let few = world(12, RestLimits { max_examined_rows: 40, ..limits() }).await;
+    assert_eq!(found(&few, "c").await, (12, false, true));
+}
