@@ -972,3 +972,28 @@ async fn a_read_that_time_ends_says_how_far_it_came() {
         max_ms += max_ms / 8;
     }
 }
+
+/// What a failover answers passes, and the connections that lead to a server without writes aren't used again.
+#[tokio::test]
+async fn what_a_failover_answers_passes() {
+    let Some(db) = pg::database().await else { return };
+    let pool = db.pool();
+    let fails = async |code: &str| {
+        let conn = pool.get().await.expect("connects");
+        let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$");
+        conn.batch(&raise).await.expect_err("it fails")
+    };
+    for code in ["08006", "25006", "53300", "57P01", "57P03", "58030"] {
+        let error = fails(code).await;
+        assert!(matches!(error, StoreError::Busy(_)), "{code}: {error}");
+    }
+    for code in ["42501", "22003"] {
+        let error = fails(code).await;
+        assert!(matches!(error, StoreError::Database(_)), "{code}: {error}");
+    }
+    let same = number(&pool, "SELECT pg_backend_pid()::bigint").await;
+    fails("57P03").await;
+    assert_eq!(number(&pool, "SELECT pg_backend_pid()::bigint").await, same);
+    fails("25006").await;
+    assert_ne!(number(&pool, "SELECT pg_backend_pid()::bigint").await, same, "the connection is used again");
+}

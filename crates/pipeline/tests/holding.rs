@@ -1,4 +1,4 @@
-//! What ends a worker's hold on a range: a pause.
+//! What ends a worker's hold on a range, and what doesn't end the work of others: a pause, and a database that refuses one service's statements.
 
 // Tests may.
 #![allow(clippy::unwrap_used)]
@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use cairn_pipeline::derive::DeriveOptions;
-use cairn_store::derived::{Coordinator, LeaseStatus};
+use cairn_store::StoreError;
+use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity};
+use cairn_store::memory::CommitHook;
 use futures::FutureExt;
 
 use support::derive::{Derived, counts, marks};
@@ -58,5 +60,44 @@ async fn a_worker_far_behind_stops_after_the_chunk_under_way() {
     assert_eq!(world.next("mark_worker").await, 11);
     world.app.set_paused("mark_worker", false).await.unwrap();
     world.until_next("mark_worker", 61).await;
+    working.stop().await.unwrap();
+}
+
+/// Refuses chunks while it is told to, in a way that a retry won't mend.
+struct Refusing(AtomicBool);
+
+impl CommitHook for Refusing {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        if verb == "commit_chunk" && self.0.load(SeqCst) {
+            return Err(StoreError::Database("column \"x\" is of another type (SQLSTATE 42804)".into()));
+        }
+        Ok(())
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
+    let world = Derived::new(tiny(1), 20).await;
+    let refusing = Arc::new(Refusing(AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    let is_counted = async || world.leases().await.iter().any(|lease| lease.attempt >= 2);
+    world.until("two bad ends", is_counted).await;
+    assert!(working.is_running(), "one range's error ended all work: {:?}", working.status().halted);
+    let logged = world.logged().await;
+    assert_eq!(logged.len(), 1, "{logged:#?}");
+    assert_eq!((logged[0].error.severity, logged[0].error.height.get()), (Severity::Fatal, 0));
+    assert!(logged[0].error.message.contains("42804"), "{}", logged[0].error.message);
+    // It is dead in the end, and an operator frees it.
+    world.until("a dead lease", async || world.leases().await[0].attempt >= MAX_ATTEMPTS).await;
+    assert!(working.is_running());
+    refusing.0.store(false, SeqCst);
+    let lease = world.leases().await.remove(0);
+    world.app.retry_lease(lease.id).await.unwrap();
+    world.until_next("mark_worker", 21).await;
     working.stop().await.unwrap();
 }

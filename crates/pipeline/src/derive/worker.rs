@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{ErrorKind, Height, HeightRange};
-use cairn_store::StoreError;
 use cairn_store::derived::{
     ClaimRequest, Committed, DerivedSnapshot, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease,
 };
@@ -242,7 +241,7 @@ impl Worker {
                 let message = error.to_string();
                 match error.kind() {
                     // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
-                    ErrorKind::Halt if !matches!(error, DeriveError::Store(StoreError::Corrupt { .. })) => {
+                    ErrorKind::Halt if !error.is_of_one_range() => {
                         return Err(self.halts(error, Some(held.lease.done_to)));
                     }
                     ErrorKind::Retry | ErrorKind::Wait => {
