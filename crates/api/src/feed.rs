@@ -380,8 +380,8 @@ impl Feed {
         let wanted = self.logs_wanted.load(Ordering::Acquire) > 0;
         let parts = if wanted { LOG_PARTS.union(HEADER_PARTS) } else { HEADER_PARTS };
         let schedule = self.api.schedule(&head.info);
-        let blocks = snapshot.blocks(HeightRange::inclusive(from, tip.height), parts, STEP_BYTES).await?;
-        for (block, height) in blocks.into_iter().zip(from.get()..) {
+        let read = snapshot.blocks(HeightRange::inclusive(from, tip.height), parts, STEP_BYTES).await?;
+        for (block, height) in read.blocks.into_iter().zip(from.get()..) {
             let facts = block.facts;
             if facts.height != Height(height) || place.tip.is_some_and(|tip| facts.parent_id != tip.id) {
                 return Err(RpcError::server(format!(

@@ -229,7 +229,7 @@ async fn a_part_whose_object_is_lost_is_named_and_fetched_again() {
     let bare = PgRawStore::open(options(&db, Arc::new(Uncut)), None).await.expect("opens");
     let snapshot = bare.snapshot().await.expect("reads");
     let all = HeightRange::new(Height(0), Height(9));
-    assert_eq!(snapshot.blocks(all, Parts::HEADER, u64::MAX).await.expect("reads").len(), 9);
+    assert_eq!(snapshot.blocks(all, Parts::HEADER, u64::MAX).await.expect("reads").blocks.len(), 9);
     let error = snapshot.block(Height(4), Parts::TRACES).await.expect_err("no objects here");
     assert!(matches!(error, StoreError::Invalid(_)), "{error}");
 }

@@ -106,7 +106,7 @@ async fn a_raw_table_gets_partitions_of_another_size_and_goes_on_after_each_step
         .expect("goes on");
     let range = HeightRange::new(Height(0), Height(130));
     let read = store.snapshot().await.expect("reads").blocks(range, cairn_core::Parts::all(), u64::MAX).await;
-    assert_eq!(read.expect("reads").len(), 130);
+    assert_eq!(read.expect("reads").blocks.len(), 130);
 }
 
 #[tokio::test]

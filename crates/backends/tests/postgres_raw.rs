@@ -935,3 +935,65 @@ async fn a_repair_that_finds_nothing_to_mend_waits_for_no_writer_and_holds_up_no
     assert_eq!((repaired.lookups_written, repaired.lookups_removed), (2, 0));
     assert_is_clean(&store, &blocks).await;
 }
+
+/// A read of many blocks that time ends says where, and never passes for a whole one.
+#[tokio::test]
+async fn a_read_that_time_ends_says_how_far_it_came() {
+    const BLOCKS: u64 = 5_000;
+    let Some(db) = pg::database().await else { return };
+    let sizes = PartitionSizes::all(10_000);
+    let store =
+        PgRawStore::open(PgRawOptions { partitions: sizes, ..options(&db) }, None).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    for blocks in chain(0, BLOCKS, 0).chunks(500) {
+        store.append(fence, batch(blocks)).await.expect("appends");
+    }
+    drop(store);
+    let all = HeightRange::new(Height(0), Height(BLOCKS));
+    // How long the whole takes depends on the machine.
+    let mut max_ms = 20;
+    loop {
+        let options = PgRawOptions { read_only: true, snapshot_max_ms: Some(max_ms), ..options(&db) };
+        let store = PgRawStore::open(options, None).await.expect("opens");
+        let read = match store.snapshot().await {
+            Ok(snapshot) => snapshot.blocks(all, Parts::all(), u64::MAX).await,
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(read) => {
+                let last = read.blocks.last().expect("at least one").facts.height;
+                assert_eq!((read.blocks.len() as u64, read.next), (last.get() + 1, last.next()));
+                assert!(read.next < all.end(), "time never ended a read");
+                return;
+            }
+            Err(error) => assert!(matches!(error, StoreError::Busy(_)), "{error}"),
+        }
+        max_ms += max_ms / 8;
+    }
+}
+
+/// What a failover answers passes, and the connections that lead to a server without writes aren't used again.
+#[tokio::test]
+async fn what_a_failover_answers_passes() {
+    let Some(db) = pg::database().await else { return };
+    let pool = db.pool();
+    let fails = async |code: &str| {
+        let conn = pool.get().await.expect("connects");
+        let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$");
+        conn.batch(&raise).await.expect_err("it fails")
+    };
+    for code in ["08006", "25006", "53300", "57P01", "57P03", "58030"] {
+        let error = fails(code).await;
+        assert!(matches!(error, StoreError::Busy(_)), "{code}: {error}");
+    }
+    for code in ["42501", "22003"] {
+        let error = fails(code).await;
+        assert!(matches!(error, StoreError::Database(_)), "{code}: {error}");
+    }
+    let same = number(&pool, "SELECT pg_backend_pid()::bigint").await;
+    fails("57P03").await;
+    assert_eq!(number(&pool, "SELECT pg_backend_pid()::bigint").await, same);
+    fails("25006").await;
+    assert_ne!(number(&pool, "SELECT pg_backend_pid()::bigint").await, same, "the connection is used again");
+}

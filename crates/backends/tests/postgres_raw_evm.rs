@@ -111,8 +111,8 @@ async fn sqlite_and_postgres_hold_the_same_evm_chain_byte_for_byte() {
         let parts = Parts::from_bits_truncate(bits);
         for max_bytes in [0, 5_000, u64::MAX] {
             assert_eq!(
-                b.blocks(all, parts, max_bytes).await.expect("reads"),
-                a.blocks(all, parts, max_bytes).await.expect("reads")
+                b.blocks(all, parts, max_bytes).await.expect("reads").blocks,
+                a.blocks(all, parts, max_bytes).await.expect("reads").blocks
             );
         }
     }
@@ -207,7 +207,8 @@ async fn large_payloads_live_in_object_storage_and_come_back() {
     let read = snapshot
         .blocks(HeightRange::new(Height(0), Height(40)), Parts::all(), u64::MAX)
         .await
-        .expect("reads");
+        .expect("reads")
+        .blocks;
     assert_eq!(read.len(), 40);
     drop(snapshot);
 
@@ -215,7 +216,7 @@ async fn large_payloads_live_in_object_storage_and_come_back() {
     let bare = PgRawStore::open(options, None).await.expect("opens");
     let snapshot = bare.snapshot().await.expect("reads");
     let all = HeightRange::new(Height(0), Height(40));
-    assert_eq!(snapshot.blocks(all, Parts::HEADER, u64::MAX).await.expect("reads").len(), 40);
+    assert_eq!(snapshot.blocks(all, Parts::HEADER, u64::MAX).await.expect("reads").blocks.len(), 40);
     assert!(matches!(snapshot.blocks(all, Parts::all(), u64::MAX).await, Err(StoreError::Invalid(_))));
 }
 
@@ -295,5 +296,5 @@ async fn p08_object_storage_that_does_not_answer_holds_no_connection() {
     assert_eq!(payloads.asked.load(Ordering::SeqCst), 8);
     payloads.door.add_permits(64);
     let expected: Vec<_> = other.iter().map(|block| as_stored(block, Parts::all())).collect();
-    assert_eq!(reading.await.expect("ends").expect("reads"), expected);
+    assert_eq!(reading.await.expect("ends").expect("reads").blocks, expected);
 }

@@ -323,3 +323,37 @@ async fn sizes_are_kept_with_every_change() {
         assert_eq!((kept.1, kept.2), counted, "{part}");
     }
 }
+
+/// A read of many blocks that time ends says where, and never passes for a whole one.
+#[tokio::test]
+async fn a_read_that_time_ends_says_how_far_it_came() {
+    const BLOCKS: u64 = 4_000;
+    let dir = tempfile::tempdir().expect("dir");
+    let store = open(dir.path()).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    let blocks = chain(0, BLOCKS, 0);
+    for blocks in blocks.chunks(500) {
+        store.append(fence, batch(blocks)).await.expect("appends");
+    }
+    drop(store);
+    let all = HeightRange::new(Height(0), Height(BLOCKS));
+    // How long the whole takes depends on the machine.
+    for max_ms in 1.. {
+        let options = SqliteOptions { snapshot_max_ms: Some(max_ms), ..SqliteOptions::read_only(dir.path()) };
+        let store = SqliteStore::open(options, Arc::new(SystemClock)).await.expect("opens");
+        let read = match store.snapshot().await {
+            Ok(snapshot) => snapshot.blocks(all, Parts::all(), u64::MAX).await,
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(read) => {
+                let last = read.blocks.last().expect("at least one").facts.height;
+                assert_eq!((read.blocks.len() as u64, read.next), (last.get() + 1, last.next()));
+                assert!(read.next < all.end(), "time never ended a read");
+                return;
+            }
+            Err(error) => assert!(matches!(error, StoreError::Busy(_)), "{error}"),
+        }
+    }
+}

@@ -162,7 +162,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     };
     tokio::spawn(gaps.run(stop.clone()));
     if config.raw.denormalize_events {
-        tokio::spawn(denormalize_events(beside.clone(), stop.clone()));
+        tokio::spawn(denormalize_events(beside.clone(), config.ingest.max_reorg_depth, stop.clone()));
     }
     let nightly = Nightly {
         raw: Some((beside, Fetch::From(job.source))),
@@ -353,9 +353,9 @@ async fn manage_partitions(store: Arc<dyn RawStore>, stop: CancellationToken) {
 }
 
 /// Keeps event lists for debugging, behind the tip.
-async fn denormalize_events(store: Arc<dyn RawStore>, stop: CancellationToken) {
+async fn denormalize_events(store: Arc<dyn RawStore>, max_reorg_depth: u64, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        match store.denormalize_events().await {
+        match store.denormalize_events(max_reorg_depth).await {
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) => {

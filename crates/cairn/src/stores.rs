@@ -36,8 +36,8 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
         Ok(false)
     }
 
-    /// Writes the next event lists for debugging; whether there may be more to do. Nothing where events stand in no rows.
-    async fn denormalize_events(&self) -> Result<bool, StoreError> {
+    /// Writes the next event lists for debugging, and takes those of dead blocks away; whether there may be more to do. Nothing where events stand in no rows.
+    async fn denormalize_events(&self, _max_reorg_depth: u64) -> Result<bool, StoreError> {
         Ok(false)
     }
 
@@ -159,8 +159,8 @@ impl RawStore for PgRawStore {
         PgRawStore::maintain_partitions(self).await
     }
 
-    async fn denormalize_events(&self) -> Result<bool, StoreError> {
-        PgRawStore::denormalize_events(self).await
+    async fn denormalize_events(&self, max_reorg_depth: u64) -> Result<bool, StoreError> {
+        PgRawStore::denormalize_events(self, max_reorg_depth).await
     }
 
     async fn partitions_ahead(&self) -> Result<Vec<(&'static str, u64)>, StoreError> {

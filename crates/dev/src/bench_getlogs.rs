@@ -224,9 +224,9 @@ impl Bench {
         let (mut at, mut count, mut out) = (range.start(), 0, vec![b'[']);
         while at < range.end() {
             let snapshot = self.store.snapshot().await?;
-            let blocks = snapshot.blocks(HeightRange::new(at, range.end()), parts, SCAN_BYTES).await?;
-            at = blocks.last().with_context(|| format!("block {at} is not there"))?.facts.height.next();
-            for block in blocks {
+            let read = snapshot.blocks(HeightRange::new(at, range.end()), parts, SCAN_BYTES).await?;
+            at = read.next;
+            for block in read.blocks {
                 count += BlockView::decode(block, None)?.write_logs(&filter, false, &mut out)?;
             }
         }

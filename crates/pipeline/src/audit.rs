@@ -77,7 +77,7 @@ pub async fn audit(
             let wanted = HeightRange::new(at, Height(at.get().saturating_add(reach))).intersect(segment);
             let read = store.snapshot().await?.blocks(wanted, Parts::all(), READ_BYTES).await;
             let blocks = match read {
-                Ok(blocks) => blocks,
+                Ok(read) => read.blocks,
                 // One of them can't be read: reach less far, until it stands alone, so that all others are checked.
                 Err(StoreError::Corrupt { .. }) if wanted.len() > 1 => {
                     reach = wanted.len() / 2;

@@ -184,7 +184,7 @@ async fn assert_reads_one_fork(
         }
     }
     let range = HeightRange::inclusive(Height(0), Height(30));
-    let listed = snapshot.blocks(range, Parts::empty(), u64::MAX).await.expect("reads");
+    let listed = snapshot.blocks(range, Parts::empty(), u64::MAX).await.expect("reads").blocks;
     let want: Vec<BlockRef> = (0..=tip.get()).map(|height| chain.block_ref(live, Height(height))).collect();
     assert_eq!(listed.iter().map(|block| block.facts.block_ref()).collect::<Vec<_>>(), want);
 }

@@ -8,89 +8,17 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use async_trait::async_trait;
-use cairn_core::{BlockId, Height, HeightRange, LinkedRef, Parts, StoredBlock, TxId};
+use cairn_core::{BlockId, Height, HeightRange, Parts, StoredBlock};
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Coordinator, LeaseStatus};
-use cairn_store::memory::MemoryStore;
-use cairn_store::{
-    Checkpoint, HeadRow, IndexFingerprint, LogQuery, RawLease, RawReader, RawSnapshot, ReorgEntry, Result,
-    StoreSizes, TxPlace,
-};
 
 use support::derive::{Derived, MarkWorker, TAILS, mark};
+use support::reading::Reading;
 use support::{MAIN, fork, tiny};
 
 /// Blocks whose bytes were read, and how often.
 type Reads = Arc<Mutex<BTreeMap<BlockId, usize>>>;
-
-struct CountingReader(MemoryStore, Reads);
-
-struct CountingSnapshot(Arc<dyn RawSnapshot>, Reads);
-
-#[async_trait]
-impl RawReader for CountingReader {
-    async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
-        Ok(Arc::new(CountingSnapshot(self.0.snapshot().await?, self.1.clone())))
-    }
-}
-
-#[async_trait]
-impl RawSnapshot for CountingSnapshot {
-    fn head(&self) -> &HeadRow {
-        self.0.head()
-    }
-    async fn block(&self, height: Height, parts: Parts) -> Result<Option<StoredBlock>> {
-        self.0.block(height, parts).await
-    }
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
-        let blocks = self.0.blocks(range, parts, max_bytes).await?;
-        if !parts.is_empty() {
-            let mut reads = self.1.lock().unwrap();
-            blocks.iter().for_each(|block| *reads.entry(block.facts.id).or_default() += 1);
-        }
-        Ok(blocks)
-    }
-    async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
-        self.0.blocks_at(heights, parts, max_bytes).await
-    }
-    async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>> {
-        self.0.linked_ref(height).await
-    }
-    async fn find_block(&self, id: BlockId) -> Result<Option<Height>> {
-        self.0.find_block(id).await
-    }
-    async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>> {
-        self.0.find_tx(id).await
-    }
-    async fn log_candidates(
-        &self,
-        range: HeightRange,
-        query: &LogQuery,
-        limit: usize,
-    ) -> Result<Vec<Height>> {
-        self.0.log_candidates(range, query, limit).await
-    }
-    async fn reorgs(&self, after_id: u64, limit: usize) -> Result<Vec<ReorgEntry>> {
-        self.0.reorgs(after_id, limit).await
-    }
-    async fn orphan(&self, reorg_id: u64, id: BlockId, parts: Parts) -> Result<Option<StoredBlock>> {
-        self.0.orphan(reorg_id, id, parts).await
-    }
-    async fn checkpoints(&self) -> Result<Vec<Checkpoint>> {
-        self.0.checkpoints().await
-    }
-    async fn raw_leases(&self) -> Result<Vec<RawLease>> {
-        self.0.raw_leases().await
-    }
-    async fn sizes(&self) -> Result<StoreSizes> {
-        self.0.sizes().await
-    }
-    async fn index_fingerprints(&self, range: HeightRange) -> Result<Vec<IndexFingerprint>> {
-        self.0.index_fingerprints(range).await
-    }
-}
 
 /// A mapper of `TAILS`, which wants the same parts as the other.
 struct TailWorker;
@@ -120,7 +48,14 @@ fn mappers() -> Vec<Processor> {
 async fn reads_of(recent_bytes: u64) -> (Derived, Reads, support::derive::Working) {
     let world = Derived::new(tiny(1), 30).await;
     let reads = Reads::default();
-    let reader = Arc::new(CountingReader(world.raw.clone(), reads.clone()));
+    let counted = reads.clone();
+    let reader = Reading::through(&world.raw, move |_, parts, read| {
+        if !parts.is_empty() {
+            let mut reads = counted.lock().unwrap();
+            read.blocks.iter().for_each(|block| *reads.entry(block.facts.id).or_default() += 1);
+        }
+        read
+    });
     let options = DeriveOptions { recent_bytes, ..world.options() };
     let working = world.start_over(reader, mappers(), options);
     world.until_next("mark_worker", 31).await;

@@ -46,7 +46,7 @@ impl Observer {
         let from = range.start().max(tip.height.saturating_sub(LOOK_HEIGHTS));
         let seen = HeightRange::inclusive(from, tip.height);
         let blocks =
-            snapshot.blocks(seen, Parts::all(), u64::MAX).await.map_err(|error| error.to_string())?;
+            snapshot.blocks(seen, Parts::all(), u64::MAX).await.map_err(|error| error.to_string())?.blocks;
         if blocks.len() as u64 != seen.len() {
             return Err(format!("{} of {} blocks in {seen} below tip {tip}", blocks.len(), seen.len()));
         }

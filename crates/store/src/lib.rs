@@ -39,7 +39,9 @@ pub use payload::{
     PayloadError, PayloadHash, PayloadPage, PayloadRef, PayloadRegistry, PayloadRow, PayloadState,
     PayloadStore, PutOutcome, Reservation, check_live, collect_orphans, offload,
 };
-pub use reader::{IndexFingerprint, LogQuery, MAX_EVM_PLACES, RawReader, RawSnapshot, StoreSizes, TxPlace};
+pub use reader::{
+    BlocksRead, IndexFingerprint, LogQuery, MAX_EVM_PLACES, RawReader, RawSnapshot, StoreSizes, TxPlace,
+};
 pub use reorg::{OrphanRef, ReorgEntry};
 pub use writer::{AppendBatch, Maintained, PurgeProgress, RawMaintenance, RawWriter, Rollback};
 

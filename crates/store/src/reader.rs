@@ -37,6 +37,29 @@ pub struct StoreSizes {
     pub parts: Vec<(String, u64, u64)>,
 }
 
+/// What a read of a range of blocks found, and how far it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlocksRead {
+    /// The blocks, in order.
+    pub blocks: Vec<StoredBlock>,
+    /// Where the caller goes on. A height of the range below it without a block here has none in this snapshot; of those from it on nothing is said.
+    /// The end of the range that was asked for, or the height after the last block where bytes or time ended the read before it.
+    pub next: Height,
+}
+
+impl BlocksRead {
+    /// All blocks of `range`.
+    pub fn whole(range: HeightRange, blocks: Vec<StoredBlock>) -> BlocksRead {
+        BlocksRead { blocks, next: range.end() }
+    }
+
+    /// The first blocks of `range`: the read ended with the last of these. Without one it is a whole read.
+    pub fn cut(range: HeightRange, blocks: Vec<StoredBlock>) -> BlocksRead {
+        let next = blocks.last().map_or(range.end(), |last| last.facts.height.next());
+        BlocksRead { blocks, next }
+    }
+}
+
 /// Opens snapshots.
 #[async_trait]
 pub trait RawReader: Send + Sync {
@@ -57,13 +80,15 @@ pub trait RawSnapshot: Send + Sync {
     /// The canonical block at `height` with the parts asked for. `None` outside [`HeadRow::range`].
     async fn block(&self, height: Height, parts: Parts) -> Result<Option<StoredBlock>>;
 
-    /// The blocks of `range` that are stored, in order, until `max_bytes` of decompressed parts are read; at least one
-    /// where there is one. Ends with the block whose parts make the sum reach `max_bytes`, so it passes the limit by less than one
-    /// block; transactions' facts aren't counted. The caller goes on after the last one it got.
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>>;
+    /// The blocks of `range` that are stored, in order, until `max_bytes` of decompressed parts are read, or the snapshot's time is
+    /// over; at least one where there is one. Ends with the block whose parts make the sum reach `max_bytes`, so it passes the limit by less
+    /// than one block; transactions' facts aren't counted. Fewer bytes than `max_bytes` don't say that it is whole: [`BlocksRead::next`] says
+    /// how far it came, and the caller goes on there.
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead>;
 
-    /// The blocks at `heights` (ascending, without repeats, else [`crate::StoreError::Invalid`]), under the same byte limit; an
-    /// absent one, wherever it stands in the list, is [`crate::StoreError::Missing`].
+    /// The blocks at `heights` (ascending, without repeats, else [`crate::StoreError::Invalid`]), under the same limits of bytes and
+    /// time: the first of them, and the caller goes on with the others. An absent one, wherever it stands in the list, is
+    /// [`crate::StoreError::Missing`].
     async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>>;
 
     /// Height, id and parent's id of the canonical block at `height`.

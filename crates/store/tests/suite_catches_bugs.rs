@@ -10,9 +10,9 @@ use cairn_core::{
 use cairn_store::memory::MemoryStore;
 use cairn_store::suite::{StoreFactory, StorePlace, TestStore, cases};
 use cairn_store::{
-    AppendBatch, Checkpoint, Dump, HeadRow, IndexFingerprint, LogQuery, Maintained, PurgeProgress, RawDump,
-    RawFiller, RawLease, RawMaintenance, RawReader, RawSnapshot, RawWriter, ReorgEntry, Result, Rollback,
-    StoreError, StoreInfo, StoreSizes, TxPlace,
+    AppendBatch, BlocksRead, Checkpoint, Dump, HeadRow, IndexFingerprint, LogQuery, Maintained,
+    PurgeProgress, RawDump, RawFiller, RawLease, RawMaintenance, RawReader, RawSnapshot, RawWriter,
+    ReorgEntry, Result, Rollback, StoreError, StoreInfo, StoreSizes, TxPlace,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,7 @@ enum Bug {
     PartsAreIgnored,
     BlocksIgnoreTheLimit,
     BlocksStopBeforeTheLimit,
+    BlocksCallACutReadWhole,
     BlocksAtSkipsWhatIsMissing,
     FindTxGivesTheIndexAsHeight,
     FindBlockByPrefix,
@@ -78,7 +79,7 @@ enum Bug {
 
 use Bug::*;
 
-const BUGS: [Bug; 51] = [
+const BUGS: [Bug; 52] = [
     AcquireKeepsTheFence,
     AppendIgnoresTheFence,
     FinalizeIgnoresTheFence,
@@ -114,6 +115,7 @@ const BUGS: [Bug; 51] = [
     PartsAreIgnored,
     BlocksIgnoreTheLimit,
     BlocksStopBeforeTheLimit,
+    BlocksCallACutReadWhole,
     BlocksAtSkipsWhatIsMissing,
     FindTxGivesTheIndexAsHeight,
     FindBlockByPrefix,
@@ -402,13 +404,16 @@ impl RawSnapshot for BuggySnapshot {
         self.at().await?.block(height, self.parts(parts)).await
     }
 
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
         let max_bytes = if self.bug == BlocksIgnoreTheLimit { u64::MAX } else { max_bytes };
-        let mut blocks = self.at().await?.blocks(range, self.parts(parts), max_bytes).await?;
+        let mut read = self.at().await?.blocks(range, self.parts(parts), max_bytes).await?;
         if self.bug == BlocksStopBeforeTheLimit && max_bytes < u64::MAX {
-            blocks.pop();
+            read.blocks.pop();
         }
-        Ok(blocks)
+        if self.bug == BlocksCallACutReadWhole {
+            read.next = range.end();
+        }
+        Ok(read)
     }
 
     async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {

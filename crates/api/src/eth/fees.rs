@@ -232,7 +232,7 @@ impl EthApi {
                 return Ok(Err(moved));
             }
             let rest = HeightRange::new(range.start() + fees.len() as u64, range.end());
-            let blocks = reading.snapshot().blocks(rest, parts, CHUNK_BYTES).await?;
+            let blocks = reading.snapshot().blocks(rest, parts, CHUNK_BYTES).await?.blocks;
             if blocks.is_empty() {
                 return Err(RpcError::internal(format!("block {} could not be read", rest.start())));
             }

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
 use cairn_evm::BlockView;
+use cairn_store::StoreError;
 use cairn_store::derived::Value;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -173,7 +174,11 @@ pub(crate) async fn list_blocks(
     } else {
         HeightRange::new(range.start(), Height(range.start().get().saturating_add(limit)).min(range.end()))
     };
-    let mut blocks = view.chain().blocks(page, Parts::HEADER, u64::MAX).await?;
+    let read = view.chain().blocks(page, Parts::HEADER, u64::MAX).await?;
+    if read.next < page.end() {
+        return Err(StoreError::Busy(format!("time was over at block {} of {page}", read.next)).into());
+    }
+    let mut blocks = read.blocks;
     if paging.descending {
         blocks.reverse();
     }

@@ -225,9 +225,8 @@ impl Stream {
         let from = self.mark.last.map_or(range.start(), |last| last.height.next().max(range.start()));
         let rest = range.intersect(cairn_core::HeightRange::new(from, range.end()));
         let Some(piece) = rest.chunks(STEP_BLOCKS).next() else { return Ok(false) };
-        let blocks =
-            view.chain().blocks(piece, Parts::HEADER, self.api.limits().max_stream_step_bytes).await?;
-        for stored in blocks {
+        let read = view.chain().blocks(piece, Parts::HEADER, self.api.limits().max_stream_step_bytes).await?;
+        for stored in read.blocks {
             let block = stored.facts.block_ref();
             if self.mark.last.is_some_and(|last| last.id != stored.facts.parent_id) {
                 return Err(Problem::internal(format!("block {block} doesn't follow what a stream sent")));

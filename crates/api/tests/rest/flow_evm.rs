@@ -9,8 +9,8 @@ use cairn_api::rest::{RestChain, RestState, router};
 use cairn_core::{BlockId, Height, HeightRange, LinkedRef, Parts, StoredBlock, TxId};
 use cairn_store::memory::MemoryStore;
 use cairn_store::{
-    Checkpoint, HeadRow, IndexFingerprint, LogQuery, RawLease, RawReader, RawSnapshot, ReorgEntry, Result,
-    StoreSizes, TxPlace,
+    BlocksRead, Checkpoint, HeadRow, IndexFingerprint, LogQuery, RawLease, RawReader, RawSnapshot,
+    ReorgEntry, Result, StoreSizes, TxPlace,
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -49,7 +49,7 @@ impl RawSnapshot for At {
         self.at.block(height, parts).await
     }
 
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
         self.at.blocks(range, parts, max_bytes).await
     }
 

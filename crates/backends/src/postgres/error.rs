@@ -13,6 +13,8 @@ pub enum Failure {
     Again,
     /// It passes: a lost connection, a lock or statement timeout, no space, too many connections.
     Busy,
+    /// The server takes no writes: another one took its place. It passes with a new connection.
+    ReadOnly,
     /// No partition takes a row's height.
     NoPartition,
     /// A table that a statement names is not there.
@@ -55,27 +57,32 @@ fn classify_state(db: &DbError) -> Failure {
     if *state == SqlState::UNIQUE_VIOLATION || *state == SqlState::EXCLUSION_VIOLATION {
         return Failure::Unique(db.constraint().unwrap_or_default().to_owned());
     }
+    // A failed CHECK of our own would name its constraint.
+    if *state == SqlState::CHECK_VIOLATION && db.constraint().is_none() {
+        return Failure::NoPartition;
+    }
+    classify_code(state)
+}
+
+/// What a state says by itself.
+fn classify_code(state: &SqlState) -> Failure {
     if *state == SqlState::T_R_SERIALIZATION_FAILURE || *state == SqlState::T_R_DEADLOCK_DETECTED {
         return Failure::Again;
     }
     if *state == SqlState::UNDEFINED_TABLE {
         return Failure::NoTable;
     }
+    if *state == SqlState::READ_ONLY_SQL_TRANSACTION {
+        return Failure::ReadOnly;
+    }
     let passing = [
         SqlState::LOCK_NOT_AVAILABLE,
         SqlState::OBJECT_IN_USE,
-        SqlState::QUERY_CANCELED,
         SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
-        SqlState::ADMIN_SHUTDOWN,
-        SqlState::CRASH_SHUTDOWN,
-        SqlState::CANNOT_CONNECT_NOW,
     ];
-    // A failed CHECK of our own would name its constraint.
-    if *state == SqlState::CHECK_VIOLATION && db.constraint().is_none() {
-        return Failure::NoPartition;
-    }
-    // Classes 08 (connection) and 53 (insufficient resources).
-    if passing.contains(state) || state.code().starts_with("08") || state.code().starts_with("53") {
+    // Connections, too few resources, an operator's or the server's own interruption (a shutdown, a cancelled statement), the machine below it.
+    let passing_classes = ["08", "53", "57", "58"];
+    if passing.contains(state) || passing_classes.iter().any(|class| state.code().starts_with(class)) {
         return Failure::Busy;
     }
     if *state == SqlState::DATA_CORRUPTED || *state == SqlState::INDEX_CORRUPTED {
@@ -129,7 +136,7 @@ pub fn text(error: &Error) -> String {
 pub fn db(error: Error) -> StoreError {
     let what = text(&error);
     match classify(&error) {
-        Failure::Again | Failure::Busy => StoreError::Busy(what),
+        Failure::Again | Failure::Busy | Failure::ReadOnly => StoreError::Busy(what),
         Failure::Corrupt => StoreError::Corrupt { place: "PostgreSQL".into(), what },
         Failure::NoPartition | Failure::NoTable | Failure::Unique(_) | Failure::Other => {
             StoreError::Database(what)
@@ -140,4 +147,31 @@ pub fn db(error: Error) -> StoreError {
 /// A contradiction in what is stored.
 pub fn corrupt(place: impl std::fmt::Display, what: impl Into<String>) -> StoreError {
     StoreError::Corrupt { place: place.to_string(), what: what.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_that_pass_are_not_taken_for_what_stays() {
+        let of = |code: &str| classify_code(&SqlState::from_code(code));
+        let passing = [
+            "08000", "08003", "08006", "08P01", "53100", "53200", "53300", "55006", "55P03", "57014",
+            "57P01", "57P02", "57P03", "57P05", "58000", "58030",
+        ];
+        for code in passing {
+            assert_eq!(of(code), Failure::Busy, "{code}");
+        }
+        assert_eq!(of("25006"), Failure::ReadOnly);
+        for code in ["40001", "40P01"] {
+            assert_eq!(of(code), Failure::Again, "{code}");
+        }
+        for code in ["XX001", "XX002"] {
+            assert_eq!(of(code), Failure::Corrupt, "{code}");
+        }
+        for code in ["42501", "42703", "0A000", "22003", "XX000"] {
+            assert_eq!(of(code), Failure::Other, "{code}");
+        }
+    }
 }

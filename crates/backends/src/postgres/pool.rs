@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use cairn_store::{Result, StoreError};
 use futures::{SinkExt, TryStreamExt, pin_mut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, CopyInSink, NoTls, Row, RowStream, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -115,11 +117,15 @@ struct Inner {
     tls: MakeRustlsConnect,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Session>>,
+    /// Counts how often all connections so far were given up.
+    generation: AtomicU64,
 }
 
 /// A connection and the statements that were prepared on it.
 struct Session {
     client: Client,
+    /// The pool's when it was made.
+    generation: u64,
     statements: Mutex<HashMap<String, Statement>>,
 }
 
@@ -138,12 +144,18 @@ impl PgPool {
         let tls = tls(config.get_ssl_mode())?;
         let permits = Arc::new(Semaphore::new(options.max_open_conns.max(1)));
         let idle = Mutex::default();
-        Ok(PgPool { inner: Arc::new(Inner { options, config, tls, permits, idle }) })
+        let generation = AtomicU64::default();
+        Ok(PgPool { inner: Arc::new(Inner { options, config, tls, permits, idle, generation }) })
     }
 
     /// How it was made.
     pub fn options(&self) -> &PgOptions {
         &self.inner.options
+    }
+
+    /// Uses no connection of those that there are again, once it is given back: the server that they lead to was replaced by another.
+    pub fn give_up_connections(&self) {
+        self.inner.give_up_connections();
     }
 
     /// The database's name, for messages.
@@ -204,6 +216,7 @@ impl PgPool {
 
 impl Inner {
     async fn connect(&self) -> Result<Session> {
+        let generation = self.generation.load(Ordering::Acquire);
         let timeout = Duration::from_millis(self.options.connect_timeout_ms.max(1));
         let connecting = async {
             if self.config.get_ssl_mode() == SslMode::Disable {
@@ -232,15 +245,19 @@ impl Inner {
             options.statement_timeout_ms, options.lock_timeout_ms, options.idle_in_transaction_timeout_ms
         );
         client.batch_execute(&settings).await.map_err(db)?;
-        Ok(Session { client, statements: Mutex::default() })
+        Ok(Session { client, generation, statements: Mutex::default() })
+    }
+
+    fn give_up_connections(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        idle.clear();
     }
 
     fn put_back(&self, session: Session) {
-        if session.client.is_closed() {
-            return;
-        }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < self.options.max_idle_conns {
+        let is_of_now = session.generation == self.generation.load(Ordering::Acquire);
+        if is_of_now && !session.client.is_closed() && idle.len() < self.options.max_idle_conns {
             idle.push(session);
         }
     }
@@ -285,8 +302,16 @@ impl PgConn {
     }
 
     fn failed(&self, error: tokio_postgres::Error) -> StoreError {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(classify(&error));
+        let failure = classify(&error);
+        if failure == Failure::ReadOnly {
+            self.pool.give_up_connections();
+        }
+        self.set_failure(Some(failure));
         db(error)
+    }
+
+    fn set_failure(&self, failure: Option<Failure>) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
 
     /// What the last statement failed with since the transaction began.
@@ -296,15 +321,26 @@ impl PgConn {
 
     /// Begins a transaction.
     pub async fn begin(&mut self, isolation: Isolation) -> Result<()> {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.set_failure(None);
+        self.begin_by(isolation.begin()).await
+    }
+
+    async fn begin_by(&mut self, statements: &str) -> Result<()> {
         self.in_transaction = true;
-        self.batch(isolation.begin()).await
+        self.session()?.client.batch_execute(statements).await.map_err(|error| {
+            // In this way a server that follows another one refuses the words READ WRITE.
+            if error.code() != Some(&SqlState::FEATURE_NOT_SUPPORTED) {
+                return self.failed(error);
+            }
+            self.pool.give_up_connections();
+            self.set_failure(Some(Failure::ReadOnly));
+            StoreError::Busy(text(&error))
+        })
     }
 
     /// Begins a transaction and runs `settings`, statements of our own such as `SET LOCAL …`, in the same round trip.
     pub(crate) async fn begin_with(&mut self, isolation: Isolation, settings: &str) -> Result<()> {
-        self.in_transaction = true;
-        self.batch(&format!("{}; {settings}", isolation.begin())).await
+        self.begin_by(&format!("{}; {settings}", isolation.begin())).await
     }
 
     /// The client itself, for callers that send several statements at once or act on the server's error.

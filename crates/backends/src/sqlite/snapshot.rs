@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, IndexKey, LinkedRef, Parts, StoredBlock, TxId};
 use cairn_store::runs::{Entry, Lookup, RunCursor, RunInfo, RunKind, candidates};
 use cairn_store::{
-    Checkpoint, HeadRow, IndexFingerprint, LogQuery, OrphanRef, RawLease, RawSnapshot, ReorgEntry, Result,
-    StoreError, StoreSizes, TxPlace,
+    BlocksRead, Checkpoint, HeadRow, IndexFingerprint, LogQuery, OrphanRef, RawLease, RawSnapshot,
+    ReorgEntry, Result, StoreError, StoreSizes, TxPlace,
 };
 use rusqlite::{Connection, params};
 use tokio::time::Instant;
@@ -52,16 +52,18 @@ impl RawSnapshot for SqliteSnapshot {
             .await
     }
 
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
-        let range = range.intersect(self.head.range());
-        if range.is_empty() {
-            return Ok(Vec::new());
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
+        let there = range.intersect(self.head.range());
+        if there.is_empty() {
+            return Ok(BlocksRead::whole(range, Vec::new()));
         }
-        self.transaction
+        let (blocks, is_cut) = self
+            .transaction
             .run(move |from, deadline| {
-                read_until(&from.conn, &from.unpacker, range.iter(), parts, max_bytes, deadline)
+                read_until(&from.conn, &from.unpacker, there.iter(), parts, max_bytes, deadline)
             })
-            .await
+            .await?;
+        Ok(if is_cut { BlocksRead::cut(range, blocks) } else { BlocksRead::whole(range, blocks) })
     }
 
     async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
@@ -85,11 +87,10 @@ impl RawSnapshot for SqliteSnapshot {
             return Ok(Vec::new());
         }
         let heights = heights.to_vec();
-        self.transaction
-            .run(move |from, deadline| {
-                read_until(&from.conn, &from.unpacker, heights.into_iter(), parts, max_bytes, deadline)
-            })
-            .await
+        let read = self.transaction.run(move |from, deadline| {
+            read_until(&from.conn, &from.unpacker, heights.into_iter(), parts, max_bytes, deadline)
+        });
+        Ok(read.await?.0)
     }
 
     async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>> {
@@ -238,6 +239,7 @@ fn required(conn: &Connection, unpacker: &Unpacker, height: Height, parts: Parts
     blocks::read(conn, unpacker, height, parts)?.ok_or_else(|| hole(height))
 }
 
+/// The first of these blocks, and whether bytes or time ended the read.
 fn read_until(
     conn: &Connection,
     unpacker: &Unpacker,
@@ -245,22 +247,22 @@ fn read_until(
     parts: Parts,
     max_bytes: u64,
     deadline: Option<Instant>,
-) -> Result<Vec<StoredBlock>> {
+) -> Result<(Vec<StoredBlock>, bool)> {
     let (mut found, mut bytes) = (Vec::new(), 0);
     for height in heights {
         // What was read in time is an answer.
         if !found.is_empty() && demand_time(deadline).is_err() {
-            break;
+            return Ok((found, true));
         }
         let block = required(conn, unpacker, height, parts)?;
         let traces = block.traces.as_ref().map_or(0, bytes::Bytes::len);
         bytes += block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces;
         found.push(block);
         if bytes as u64 >= max_bytes {
-            break;
+            return Ok((found, true));
         }
     }
-    Ok(found)
+    Ok((found, false))
 }
 
 /// The runs that may hold heights of `range`, by height.

@@ -13,7 +13,7 @@ use cairn_core::{ErrorKind, Height, HeightRange, StoredBlock};
 use cairn_pipeline::derive::map_block;
 use cairn_pipeline::derive::processor::{Mapper, Processor};
 use cairn_store::derived::{Catalog, DerivedSnapshot, Key, RebuildRequest, Row};
-use cairn_store::{RawReader, StoreError};
+use cairn_store::{BlocksRead, RawReader, StoreError};
 
 use super::lines::Lines;
 use super::{Report, ranges_of};
@@ -202,12 +202,7 @@ impl Derived<'_> {
         if derived_to < piece.end() {
             return Ok(Piece::Gone);
         }
-        let blocks = raw.blocks(piece, mapper.parts(), PIECE_BYTES).await?;
-        let bytes: u64 = blocks.iter().map(size).sum();
-        let end = match blocks.last() {
-            Some(last) if bytes >= PIECE_BYTES => last.facts.height.next(),
-            _ => piece.end(),
-        };
+        let BlocksRead { blocks, next: end } = raw.blocks(piece, mapper.parts(), PIECE_BYTES).await?;
         drop(raw);
         let piece = HeightRange::new(piece.start(), end);
         let mapping = mapper.clone();
@@ -399,12 +394,6 @@ fn map(
         }
     }
     (made, failed)
-}
-
-/// The bytes of a block's parts that were read.
-pub(super) fn size(block: &StoredBlock) -> u64 {
-    let traces = block.traces.as_ref().map_or(0, |traces| traces.len());
-    (block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces) as u64
 }
 
 #[cfg(test)]

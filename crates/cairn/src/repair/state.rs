@@ -16,9 +16,9 @@ use cairn_core::{ErrorKind, Height, HeightRange};
 use cairn_pipeline::derive::DeriveError;
 use cairn_pipeline::derive::processor::{Folder, Processor};
 use cairn_pipeline::derive::replay::{Deviation, Difference, Replay, Slice};
-use cairn_pipeline::derive::state::{ChunkInput, Found, Lookup};
+use cairn_pipeline::derive::state::{ChunkInput, Found, Lookup, cut_events};
 use cairn_store::derived::{Catalog, DerivedSnapshot, Key, LeaseFilter, LeaseKind, Scan, TableDef, Value};
-use cairn_store::{RawReader, RawSnapshot, StoreError};
+use cairn_store::{BlocksRead, RawReader, RawSnapshot, StoreError};
 
 use super::Report;
 use crate::commands::reindex;
@@ -450,12 +450,7 @@ async fn read(
     if heights.intersect(head.range()) != heights {
         return Err(Stop::Not(format!("not all blocks of heights {heights} are stored")));
     }
-    let blocks = view.raw.blocks(heights, folder.parts(), CHUNK_BYTES).await?;
-    let bytes: u64 = blocks.iter().map(super::derived::size).sum();
-    let mut end = match blocks.last() {
-        Some(last) if bytes >= CHUNK_BYTES => last.facts.height.next(),
-        _ => heights.end(),
-    };
+    let BlocksRead { blocks, next: mut end } = view.raw.blocks(heights, folder.parts(), CHUNK_BYTES).await?;
     let mut events = Vec::new();
     for table in folder.reads() {
         let (rows, go_on) = view.app.events(table.name, heights.start(), end, CHUNK_BYTES as usize).await?;
@@ -467,6 +462,7 @@ async fn read(
         return Err(Stop::Disturbed(format!("events of height {end} are not there")));
     }
     let blocks = blocks.into_iter().filter(|block| block.facts.height < end).collect();
+    cut_events(&mut events, end);
     let finalized = head.stored_finalized().map_or(Height::ZERO, Height::next);
     drop(view);
     let folder = folder.clone();

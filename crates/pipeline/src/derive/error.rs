@@ -52,6 +52,11 @@ impl DeriveError {
         }
     }
 
+    /// Whether it is about what one range reads or writes, though a retry won't mend it: other ranges and services go on.
+    pub(super) fn is_of_one_range(&self) -> bool {
+        matches!(self, DeriveError::Store(StoreError::Corrupt { .. } | StoreError::Database(_)))
+    }
+
     /// Which failure it is, in a word for programs.
     pub fn code(&self) -> &'static str {
         match self {

@@ -15,7 +15,7 @@ use super::error::DeriveError;
 use super::processor::{Folder, Malformed};
 use super::read::{not_yet, read_raw};
 use super::report;
-use super::state::{ChunkInput, ChunkState, Found, Missing};
+use super::state::{ChunkInput, ChunkState, Found, Missing, cut_events};
 
 /// How many rows are loaded by one read.
 const KEYS_PER_READ: usize = 4_096;
@@ -53,6 +53,7 @@ pub(super) async fn prepare(
     if chunk.heights.is_empty() {
         return Err(not_yet(format!("events of heights {heights}")));
     }
+    cut_events(&mut events, chunk.heights.end());
     let parent_id = chunk.parent_id;
     let last_id = chunk.last_id();
     let finalized = chunk.finalized_exclusive;

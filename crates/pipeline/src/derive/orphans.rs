@@ -30,9 +30,17 @@ pub(super) async fn forget_errors(context: &Context) -> Result<u64, StoreError> 
     let window = HeightRange::new((highest.get().saturating_sub(WINDOW_HEIGHTS - 1)).into(), highest.next());
     let there = window.intersect(snapshot.head().range());
     let mut canonical: BTreeSet<BlockId> = BTreeSet::new();
-    if !there.is_empty() {
-        let blocks = snapshot.blocks(there, Parts::empty(), u64::MAX).await?;
-        canonical.extend(blocks.iter().map(|block| block.facts.id));
+    let (mut snapshot, mut at) = (snapshot, there.start());
+    while at < there.end() {
+        let read = snapshot.blocks(HeightRange::new(at, there.end()), Parts::empty(), u64::MAX).await?;
+        canonical.extend(read.blocks.iter().map(|block| block.facts.id));
+        at = read.next;
+        if at < there.end() {
+            snapshot = context.raw.snapshot().await?;
+            if snapshot.head().newest_reorg.id != newest {
+                return Ok(0);
+            }
+        }
     }
     let gone: BTreeSet<BlockId> = orphans()
         .filter(|block| window.contains(block.height) && !canonical.contains(&block.id))

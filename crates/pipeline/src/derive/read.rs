@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, Parts, StoredBlock};
 use cairn_store::derived::{DerivedStore, ForkMark, ForkState, ReadMark};
-use cairn_store::{HeadRow, RawReader, RawSnapshot, StoreError};
+use cairn_store::{BlocksRead, HeadRow, RawReader, RawSnapshot, StoreError};
 
 use super::error::DeriveError;
-use super::recent::{RecentBlocks, bytes_of};
+use super::recent::RecentBlocks;
 
 /// The most entries of the reorg log that a chunk may have to be compared with; more means that the applier is far behind.
 const MAX_NEWER_ENTRIES: usize = 256;
@@ -46,7 +46,7 @@ impl RawChunk {
     }
 }
 
-/// Reads up to `max_bytes` of `heights`, one block more at most; blocks that are among `recent` ones are taken from there.
+/// Reads up to `max_bytes` of `heights`, one block more at most, and as much as the snapshot's time allows; blocks that are among `recent` ones are taken from there.
 pub(super) async fn read_raw(
     raw: &Arc<dyn RawReader>,
     app: &Arc<dyn DerivedStore>,
@@ -66,23 +66,20 @@ pub(super) async fn read_raw(
     if there.is_empty() || there.start() != heights.start() {
         return Err(not_yet(format!("raw heights {heights}")));
     }
-    let blocks = match recent {
-        Some(recent) => recent.blocks(&*snapshot, there, parts, max_bytes).await?,
-        None => snapshot.blocks(there, parts, max_bytes).await?,
-    };
-    let bytes: u64 = blocks.iter().map(bytes_of).sum();
-    let heights = match blocks.last() {
-        Some(last) if bytes >= max_bytes => HeightRange::new(there.start(), last.facts.height.next()),
-        _ => there,
-    };
-    let parent_id = match blocks.first() {
-        Some(first) => Some(first.facts.parent_id),
-        None => block_below(&*snapshot, heights.start()).await?,
-    };
     let finalized_exclusive = undone_never(head, &forks);
     let finalized = match head.stored_finalized() {
         Some(height) => snapshot.linked_ref(height).await?.map(|linked| linked.block),
         None => None,
+    };
+    // Where time ends this read, the snapshot answers nothing more.
+    let BlocksRead { blocks, next } = match recent {
+        Some(recent) => recent.blocks(&*snapshot, there, parts, max_bytes).await?,
+        None => snapshot.blocks(there, parts, max_bytes).await?,
+    };
+    let heights = HeightRange::new(there.start(), next);
+    let parent_id = match blocks.first() {
+        Some(first) => Some(first.facts.parent_id),
+        None => block_below(&*snapshot, heights.start()).await?,
     };
     Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized, parent_id })
 }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cairn_core::{BlockFacts, Height, HeightRange, Parts, StoredBlock, TxFacts};
-use cairn_store::{RawSnapshot, StoreError};
+use cairn_store::{BlocksRead, RawSnapshot, StoreError};
 
 /// Chunks that begin at different heights are read beside each other, up to so many.
 const TURNS: usize = 16;
@@ -48,7 +48,7 @@ impl RecentBlocks {
         range: HeightRange,
         parts: Parts,
         max_bytes: u64,
-    ) -> Result<Vec<StoredBlock>, StoreError> {
+    ) -> Result<BlocksRead, StoreError> {
         if parts.is_empty() || self.max_bytes == 0 {
             return snapshot.blocks(range, parts, max_bytes).await;
         }
@@ -56,27 +56,38 @@ impl RecentBlocks {
         let _turn = self.turns[turn].lock().await;
         let (mut blocks, mut bytes, mut rest) = (Vec::new(), 0, range);
         if self.kept().blocks.contains_key(&range.start()) {
-            for there in snapshot.blocks(range, Parts::empty(), max_bytes).await? {
-                rest = HeightRange::new(there.facts.height, range.end());
-                let Some(block) = self.kept().find(&there.facts, parts) else { break };
+            let canonical = snapshot.blocks(range, Parts::empty(), max_bytes).await?;
+            rest = HeightRange::new(canonical.next, range.end());
+            for there in canonical.blocks {
+                let Some(block) = self.kept().find(&there.facts, parts) else {
+                    rest = HeightRange::new(there.facts.height, range.end());
+                    break;
+                };
                 bytes += bytes_of(&block);
                 blocks.push(block);
-                rest = HeightRange::new(there.facts.height.next(), range.end());
                 if bytes >= max_bytes {
-                    return Ok(blocks);
+                    return Ok(BlocksRead::cut(range, blocks));
                 }
             }
         }
-        if !rest.is_empty() {
-            let read = snapshot.blocks(rest, parts, max_bytes - bytes).await?;
-            let mut kept = self.kept();
-            for block in &read {
-                kept.add(block.clone(), parts);
-            }
-            kept.shrink(self.max_bytes);
-            blocks.extend(read);
+        if rest.is_empty() {
+            return Ok(BlocksRead::whole(range, blocks));
         }
-        Ok(blocks)
+        let read = match snapshot.blocks(rest, parts, max_bytes - bytes).await {
+            Ok(read) => read,
+            // Time may be over: what was found so far is an answer.
+            Err(StoreError::Busy(_)) if !blocks.is_empty() => {
+                return Ok(BlocksRead { blocks, next: rest.start() });
+            }
+            Err(error) => return Err(error),
+        };
+        let mut kept = self.kept();
+        for block in &read.blocks {
+            kept.add(block.clone(), parts);
+        }
+        kept.shrink(self.max_bytes);
+        blocks.extend(read.blocks);
+        Ok(BlocksRead { blocks, next: read.next })
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -129,7 +140,7 @@ impl Kept {
 }
 
 /// The bytes of the parts that were read.
-pub(super) fn bytes_of(block: &StoredBlock) -> u64 {
+fn bytes_of(block: &StoredBlock) -> u64 {
     let traces = block.traces.as_ref().map_or(0, bytes::Bytes::len);
     (block.header.len() + block.body.len() + block.receipts.len() + block.extras.len() + traces) as u64
 }

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_core::{BlockFacts, Height, StoredBlock};
+use cairn_store::StoreError;
 use cairn_store::derived::{
     BLOCK_HEIGHT, Catalog, Change, Key, Row, Scan, StateRow, StateRows, Table, TableClass, TableDef, Value,
 };
@@ -71,6 +72,13 @@ impl Missing {
     }
 }
 
+/// Leaves out the rows at or above `end`: those of one table may have been read further than those of the next.
+pub fn cut_events(events: &mut [Vec<Row>], end: Height) {
+    for rows in events {
+        rows.retain(|row| row.0[0].as_height().is_none_or(|height| height < end));
+    }
+}
+
 /// A chunk's blocks with their rows, and what they change whatever the state is.
 pub struct ChunkInput {
     blocks: Vec<StoredBlock>,
@@ -83,7 +91,7 @@ pub struct ChunkInput {
 }
 
 impl ChunkInput {
-    /// Folds blocks; `events` has the rows of each table that the folder reads, by key.
+    /// Folds blocks; `events` has the rows of each table that the folder reads, by key, and none at a height without a block.
     pub fn fold(
         folder: &dyn Folder,
         blocks: Vec<StoredBlock>,
@@ -108,6 +116,16 @@ impl ChunkInput {
                 *at += here;
             }
             places.push(of_block);
+        }
+        for (events, at) in events.iter().zip(&at) {
+            if let Some(left) = events.get(*at) {
+                // It would be dropped, though its height counts as folded.
+                return Err(StoreError::Corrupt {
+                    place: format!("the event rows of {BLOCK_HEIGHT} {}", left.0[0]),
+                    what: "the chunk that they are folded in has no block there".into(),
+                }
+                .into());
+            }
         }
         let (changes, errors) = (Vec::with_capacity(blocks.len()), Vec::new());
         let mut input = ChunkInput { blocks, events, places, changes, errors };

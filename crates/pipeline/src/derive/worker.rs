@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{ErrorKind, Height, HeightRange};
-use cairn_store::StoreError;
 use cairn_store::derived::{
     ClaimRequest, Committed, DerivedSnapshot, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease,
 };
@@ -60,10 +59,22 @@ impl Try {
 enum Left {
     /// Its last height is committed.
     Completed,
-    /// The process stops.
+    /// The process stops, or goes on with what it had before.
     Stopping,
+    /// An operator paused the service.
+    Paused,
     /// It is another's.
     Lost,
+}
+
+/// What came of a look at the next chunk.
+enum Outcome<T> {
+    /// There is one.
+    Chunk(T),
+    /// There is nothing to do up to where upstreams and the raw tip are.
+    Nothing,
+    /// An operator paused the service: what is held is given back, and goes on when it is claimed again.
+    Paused,
 }
 
 impl Worker {
@@ -141,13 +152,14 @@ impl Worker {
         let left = loop {
             break match helped.keep(self.one_chunk(&helped.lease, next)).await {
                 Err(Lost) => Ok(Left::Lost),
-                Ok((asked_at, Ok(Some(committed)))) => {
+                Ok((asked_at, Ok(Outcome::Chunk(committed)))) => {
                     worked = true;
                     self.committed(&mut helped, committed, asked_at);
                     Ok(if helped.lease.rest().is_empty() { Left::Completed } else { Left::Stopping })
                 }
                 // Put off, so that the next help goes to another.
-                Ok((_, Ok(None))) => Err(nothing_yet(&helped.lease)),
+                Ok((_, Ok(Outcome::Nothing))) => Err(nothing_yet(&helped.lease)),
+                Ok((_, Ok(Outcome::Paused))) => Ok(Left::Paused),
                 Ok((_, Err(error))) => match self.narrower(&helped.lease, next, &error) {
                     Some(narrower) => {
                         next = narrower;
@@ -223,13 +235,13 @@ impl Worker {
         let name = self.service().name;
         let end = match left {
             Ok(Left::Completed | Left::Lost) => return Ok(()),
-            Ok(Left::Stopping) => LeaseEnd::Released,
+            Ok(Left::Stopping | Left::Paused) => LeaseEnd::Released,
             Err(error) => {
                 self.note(&error);
                 let message = error.to_string();
                 match error.kind() {
                     // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
-                    ErrorKind::Halt if !matches!(error, DeriveError::Store(StoreError::Corrupt { .. })) => {
+                    ErrorKind::Halt if !error.is_of_one_range() => {
                         return Err(self.halts(error, Some(held.lease.done_to)));
                     }
                     ErrorKind::Retry | ErrorKind::Wait => {
@@ -287,17 +299,18 @@ impl Worker {
                 Ok(done) => done,
             };
             let error = match outcome {
-                Ok(Some(committed)) => {
+                Ok(Outcome::Chunk(committed)) => {
                     self.committed(held, committed, asked_at);
                     (live_tries, after_hole) = (0, next.quarantine);
                     next = Try::of(next.heights.saturating_mul(2).min(options.chunk_heights));
                     backoff.reset();
                     continue;
                 }
-                Ok(None) if self.context.stop.is_cancelled() => continue,
+                Ok(Outcome::Paused) => return Ok(Left::Paused),
+                Ok(Outcome::Nothing) if self.context.stop.is_cancelled() => continue,
                 // Rows that are made again wait for the work that they lie under: who holds them must not be the one it waits for.
-                Ok(None) if lease.kind == LeaseKind::Reindex => return Err(nothing_yet(lease)),
-                Ok(None) => {
+                Ok(Outcome::Nothing) if lease.kind == LeaseKind::Reindex => return Err(nothing_yet(lease)),
+                Ok(Outcome::Nothing) => {
                     let helped = match held.keep(self.help_once()).await {
                         Err(Lost) => return Ok(Left::Lost),
                         Ok(helped) => helped?,
@@ -401,26 +414,38 @@ impl Worker {
         self.context.wake.tick();
     }
 
-    /// Prepares and commits the next chunk; `None`: there is nothing to do up to where upstreams and the raw tip are.
+    /// Prepares and commits the next chunk.
     async fn one_chunk(
         &self,
         lease: &WorkerLease,
         next: Try,
-    ) -> (Instant, Result<Option<Committed>, DeriveError>) {
+    ) -> (Instant, Result<Outcome<Committed>, DeriveError>) {
         let began = Instant::now();
         let prepared = match self.prepare(lease, next).await {
-            Ok(Some(prepared)) => prepared,
-            Ok(None) => return (began, Ok(None)),
+            Ok(Outcome::Chunk(prepared)) => prepared,
+            Ok(Outcome::Nothing) => return (began, Ok(Outcome::Nothing)),
+            Ok(Outcome::Paused) => return (began, Ok(Outcome::Paused)),
             Err(error) => return (began, Err(error)),
         };
         let asked_at = Instant::now();
-        (asked_at, self.commit(lease, prepared).await.map(Some))
+        (asked_at, self.commit(lease, prepared).await.map(Outcome::Chunk))
     }
 
-    async fn prepare(&self, lease: &WorkerLease, next: Try) -> Result<Option<Prepared>, DeriveError> {
+    /// Whether an operator paused the service. A lease at the tip is held for as long as a range lasts, so it isn't enough to ask at a claim.
+    async fn is_paused(&self) -> Result<bool, DeriveError> {
+        let snapshot = self.context.app.snapshot().await?;
+        Ok(snapshot.checkpoint(self.service().name).is_some_and(|own| own.paused))
+    }
+
+    async fn prepare(&self, lease: &WorkerLease, next: Try) -> Result<Outcome<Prepared>, DeriveError> {
+        if self.is_paused().await? {
+            return Ok(Outcome::Paused);
+        }
         let limit = match lease.kind {
             LeaseKind::Index => {
-                let Some(tip) = self.context.wake.head().and_then(|head| head.tip) else { return Ok(None) };
+                let Some(tip) = self.context.wake.head().and_then(|head| head.tip) else {
+                    return Ok(Outcome::Nothing);
+                };
                 let limit = self.upstream_limit(tip.height.next()).await?;
                 match self.processor {
                     Processor::Enricher(_) => {
@@ -441,7 +466,7 @@ impl Worker {
         let to = lease.range.end().min(limit).min(from + next.heights);
         let heights = HeightRange::new(from, to);
         if heights.is_empty() {
-            return Ok(None);
+            return Ok(Outcome::Nothing);
         }
         let context = &self.context;
         let preparing = async {
@@ -456,10 +481,10 @@ impl Worker {
         // It only reads, so a process that stops need not wait for it: a node that is asked may be silent for long.
         tokio::select! {
             biased;
-            () = context.stop.cancelled() => Ok(None),
+            () = context.stop.cancelled() => Ok(Outcome::Nothing),
             // What is left here of a panic is that nothing was prepared.
             prepared = AssertUnwindSafe(preparing).catch_unwind() => match prepared {
-                Ok(prepared) => prepared.map(Some),
+                Ok(prepared) => prepared.map(Outcome::Chunk),
                 Err(panic) => Err(DeriveError::Processor(text_of(&*panic).into())),
             },
         }

@@ -205,8 +205,13 @@ impl Ingester {
             return Ok(Some(found));
         }
         let range = HeightRange::inclusive(at.saturating_sub(WALK_CHUNK_HEIGHTS - 1).max(first), at);
-        let blocks = self.store.snapshot().await?.blocks(range, Parts::empty(), u64::MAX).await?;
-        refs.0 = blocks.iter().map(|block| block.facts.block_ref()).collect();
+        let read = self.store.snapshot().await?.blocks(range, Parts::empty(), u64::MAX).await?;
+        refs.0 = read.blocks.iter().map(|block| block.facts.block_ref()).collect();
+        if read.next <= at {
+            // Time ended the read below it: it is asked for alone.
+            let linked = self.store.snapshot().await?.linked_ref(at).await?;
+            return Ok(linked.map(|linked| linked.block));
+        }
         Ok(refs.get(at))
     }
 

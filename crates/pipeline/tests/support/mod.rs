@@ -6,6 +6,7 @@
 pub mod derive;
 pub mod gauges;
 pub mod node;
+pub mod reading;
 
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;

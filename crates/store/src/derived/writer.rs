@@ -158,7 +158,7 @@ pub trait Coordinator: Send + Sync {
     /// At start, by a process that holds the data directory alone: gives back every ACTIVE lease, uncounted.
     async fn release_all(&self) -> Result<u64>;
 
-    /// Pauses or resumes a service. Leases that are held are worked off up to the running chunk.
+    /// Pauses or resumes a service: nothing of it is claimed. No lease is taken away: whoever holds one looks before each chunk, and gives it back.
     async fn set_paused(&self, service: &str, paused: bool) -> Result<()>;
 
     /// Asks for a range to be made again: leases of kind `Reindex`, FAILED and due, cut at multiples of `range_heights`. Overlap with one that is not

@@ -8,8 +8,8 @@ use cairn_core::{BlockId, Height, HeightRange, IndexKey, LinkedRef, Parts, RawBl
 
 use super::state::{State, not_initialised, stored};
 use crate::{
-    Checkpoint, HeadRow, IndexFingerprint, LogQuery, RAW_INGESTER, RawLease, RawSnapshot, ReorgEntry, Result,
-    StoreError, StoreSizes, TxPlace,
+    BlocksRead, Checkpoint, HeadRow, IndexFingerprint, LogQuery, RAW_INGESTER, RawLease, RawSnapshot,
+    ReorgEntry, Result, StoreError, StoreSizes, TxPlace,
 };
 
 pub(super) struct MemorySnapshot {
@@ -32,12 +32,13 @@ impl MemorySnapshot {
         self.state.terms.range((term, range.start())..(term, range.end())).map(|(_, height)| *height)
     }
 
+    /// The first of these, and whether the limit ended the read.
     fn read<'a>(
         &self,
         rows: impl Iterator<Item = &'a Arc<RawBlock>>,
         parts: Parts,
         max_bytes: u64,
-    ) -> Vec<StoredBlock> {
+    ) -> (Vec<StoredBlock>, bool) {
         let mut blocks = Vec::new();
         let mut bytes = 0;
         for row in rows {
@@ -45,10 +46,10 @@ impl MemorySnapshot {
             bytes += part_bytes(&block);
             blocks.push(block);
             if bytes >= max_bytes {
-                break;
+                return (blocks, true);
             }
         }
-        blocks
+        (blocks, false)
     }
 }
 
@@ -67,13 +68,11 @@ impl RawSnapshot for MemorySnapshot {
         Ok(self.row(height).map(|block| stored(block, parts)))
     }
 
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
-        let range = range.intersect(self.head.range());
-        Ok(self.read(
-            self.state.blocks.range(range.start()..range.end()).map(|(_, row)| row),
-            parts,
-            max_bytes,
-        ))
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
+        let there = range.intersect(self.head.range());
+        let rows = self.state.blocks.range(there.start()..there.end()).map(|(_, row)| row);
+        let (blocks, is_cut) = self.read(rows, parts, max_bytes);
+        Ok(if is_cut { BlocksRead::cut(range, blocks) } else { BlocksRead::whole(range, blocks) })
     }
 
     async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
@@ -91,7 +90,7 @@ impl RawSnapshot for MemorySnapshot {
             let missing = HeightRange::new(heights[at], heights[at] + run as u64);
             return Err(StoreError::Missing { missing });
         }
-        Ok(self.read(heights.iter().filter_map(|height| self.row(*height)), parts, max_bytes))
+        Ok(self.read(heights.iter().filter_map(|height| self.row(*height)), parts, max_bytes).0)
     }
 
     async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>> {

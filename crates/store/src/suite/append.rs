@@ -352,12 +352,12 @@ async fn i11_a_block_of_60_mib_is_stored_and_read_by_part(factory: Arc<dyn Store
     let all: Vec<_> = blocks.iter().map(|block| as_stored(block, Parts::all())).collect();
     // The limit ends the answer with the block that reaches it; the caller goes on after it.
     let range = snapshot.head().range();
-    let found = snapshot.blocks(range, Parts::all(), PART_BYTES as u64).await?;
+    let found = snapshot.blocks(range, Parts::all(), PART_BYTES as u64).await?.blocks;
     same("the blocks up to the large one", found.len(), 5)?;
     same("the large block", found.last() == Some(&all[4]), true)?;
     let found = snapshot.blocks_at(&[Height(4), Height(5)], Parts::BODY, 1).await?;
     same("the large block's body alone", found == [as_stored(&blocks[4], Parts::BODY)], true)?;
-    let headers = snapshot.blocks(range, Parts::HEADER, 1 << 20).await?;
+    let headers = snapshot.blocks(range, Parts::HEADER, 1 << 20).await?.blocks;
     same("the headers", headers, blocks.iter().map(|block| as_stored(block, Parts::HEADER)).collect())?;
     drop(snapshot);
     subject.roll_back(&blocks[3]).await?;

@@ -498,8 +498,8 @@ impl Pair {
             let from = range.start() + self.numbers.below(range.len() + 3);
             let part = HeightRange::new(from, from + self.numbers.below(20));
             let max_bytes = self.numbers.below(3_000);
-            let expected = ours.blocks(part, Parts::all(), max_bytes).await?;
-            same("blocks of a range", theirs.blocks(part, Parts::all(), max_bytes).await?, expected)?;
+            let expected = ours.blocks(part, Parts::all(), max_bytes).await?.blocks;
+            same("blocks of a range", theirs.blocks(part, Parts::all(), max_bytes).await?.blocks, expected)?;
             let own = self.visible(0).map_or(1, |block| own_term(block.facts.id));
             let groups = vec![vec![common_term(self.numbers.below(4)), own], vec![common_term(0)]];
             let query = LogQuery { groups };

@@ -45,7 +45,7 @@ async fn a_new_store_is_empty(factory: Arc<dyn StoreFactory>) -> CaseResult {
     let snapshot = subject.snapshot().await?;
     let all = HeightRange::new(Height::ZERO, Height(u64::MAX));
     same("block 0", snapshot.block(Height::ZERO, Parts::all()).await?, None)?;
-    same("blocks", snapshot.blocks(all, Parts::all(), u64::MAX).await?.len(), 0)?;
+    same("blocks", snapshot.blocks(all, Parts::all(), u64::MAX).await?.blocks.len(), 0)?;
     same("candidates", snapshot.log_candidates(all, &LogQuery::default(), 10).await?, vec![])?;
     same("reorgs", snapshot.reorgs(0, 10).await?, vec![])?;
     same("leases", snapshot.raw_leases().await?, vec![])?;

@@ -9,7 +9,7 @@ use super::blocks::{as_stored, chain, common_term, own_term};
 use super::check::{holds, is_invalid, refused, same};
 use super::subject::{Subject, covers, fingerprint};
 use super::{Case, CaseResult, StoreFactory};
-use crate::{LogQuery, RawSnapshot, StoreError};
+use crate::{BlocksRead, LogQuery, RawSnapshot, StoreError};
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("reading":
@@ -39,7 +39,7 @@ async fn every_set_of_parts_is_read_alone(factory: Arc<dyn StoreFactory>) -> Cas
             let found = snapshot.block(*height, parts).await?;
             same(&format!("{parts:?} of a block"), found.as_ref(), Some(expected))?;
         }
-        let found = snapshot.blocks(snapshot.head().range(), parts, u64::MAX).await?;
+        let found = snapshot.blocks(snapshot.head().range(), parts, u64::MAX).await?.blocks;
         same(&format!("{parts:?} of a range"), &found, &expected)?;
         let found = snapshot.blocks_at(&heights, parts, u64::MAX).await?;
         same(&format!("{parts:?} of chosen heights"), &found, &expected)?;
@@ -77,8 +77,13 @@ async fn a_range_is_read_in_pieces_under_a_byte_limit(factory: Arc<dyn StoreFact
         for max_bytes in [0, 1, 100, 1_000, 10_000, u64::MAX] {
             let (mut from, mut at) = (range.start(), 0);
             loop {
-                let found = snapshot.blocks(HeightRange::new(from, range.end()), parts, max_bytes).await?;
+                let read = snapshot.blocks(HeightRange::new(from, range.end()), parts, max_bytes).await?;
+                let found = read.blocks;
                 keeps_limit(&found, &expected[at..], max_bytes)?;
+                let is_cut = found.iter().map(bytes_of).sum::<u64>() >= max_bytes;
+                let ended =
+                    found.last().filter(|_| is_cut).map_or(range.end(), |last| last.facts.height.next());
+                same("where the caller goes on", read.next, ended)?;
                 let Some(last) = found.last() else { break };
                 (from, at) = (last.facts.height.next(), at + found.len());
             }
@@ -87,9 +92,18 @@ async fn a_range_is_read_in_pieces_under_a_byte_limit(factory: Arc<dyn StoreFact
     }
     let inside = HeightRange::new(Height(70), Height(73));
     let expected: Vec<_> = blocks[20..23].iter().map(|block| as_stored(block, Parts::all())).collect();
-    same("a range inside", snapshot.blocks(inside, Parts::all(), u64::MAX).await?, expected)?;
-    let empty = HeightRange::new(Height(70), Height(70));
-    same("an empty range", snapshot.blocks(empty, Parts::all(), u64::MAX).await?, vec![])
+    same(
+        "a range inside",
+        snapshot.blocks(inside, Parts::all(), u64::MAX).await?,
+        BlocksRead::whole(inside, expected),
+    )?;
+    // Of heights that the store doesn't hold it is known that no block is there.
+    for without in [(70, 70), (20, 50), (110, 400)] {
+        let without = HeightRange::new(Height(without.0), Height(without.1));
+        let read = snapshot.blocks(without, Parts::all(), 1).await?;
+        same("a range without a block", read, BlocksRead::whole(without, Vec::new()))?;
+    }
+    Ok(())
 }
 
 async fn chosen_heights_are_read_under_the_same_limit(factory: Arc<dyn StoreFactory>) -> CaseResult {
@@ -296,7 +310,7 @@ async fn g07_heights_are_ordered_as_numbers(factory: Arc<dyn StoreFactory>) -> C
                     let range = HeightRange::inclusive(Height(from), Height(to));
                     let expected = blocks.iter().filter(|block| range.contains(block.facts.height));
                     let expected: Vec<_> = expected.map(|block| as_stored(block, Parts::HEADER)).collect();
-                    same("a range", snapshot.blocks(range, Parts::HEADER, u64::MAX).await?, expected)?;
+                    same("a range", snapshot.blocks(range, Parts::HEADER, u64::MAX).await?.blocks, expected)?;
                     finds(&*snapshot, &blocks, range, &[vec![common_term(0)]]).await?;
                 }
             }

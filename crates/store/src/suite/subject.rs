@@ -278,7 +278,7 @@ async fn shows_blocks(snapshot: &dyn RawSnapshot, chain: &[RawBlock]) -> CaseRes
     let wide = HeightRange::new(range.start().saturating_sub(5), range.end() + 5);
     for parts in [Parts::empty(), Parts::RECEIPTS | Parts::TRANSACTIONS] {
         let expected: Vec<_> = chain.iter().map(|block| as_stored(block, parts)).collect();
-        same("the blocks of a range", snapshot.blocks(wide, parts, u64::MAX).await?, expected)?;
+        same("the blocks of a range", snapshot.blocks(wide, parts, u64::MAX).await?.blocks, expected)?;
     }
     Ok(())
 }

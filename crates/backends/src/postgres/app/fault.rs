@@ -39,6 +39,11 @@ impl Fault {
         self.failure() == Some(Failure::Again)
     }
 
+    /// The server takes no writes now.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.failure() == Some(Failure::ReadOnly)
+    }
+
     /// A row is there already, or leases overlap.
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self.failure(), Some(Failure::Unique(_)))

@@ -75,7 +75,12 @@ impl Shared {
                     runs += 1;
                     tokio::time::sleep(Duration::from_millis(2 << runs.min(7))).await;
                 }
-                Err(fault) => return Err(fault.into_store()),
+                Err(fault) => {
+                    if fault.is_read_only() {
+                        self.write.give_up_connections();
+                    }
+                    return Err(fault.into_store());
+                }
                 Ok(answer) => return Ok(answer),
             }
         }

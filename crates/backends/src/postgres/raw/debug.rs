@@ -1,15 +1,19 @@
 //! Event lists beside transactions, for debugging alone (`DENORMALIZE_EVENTS`): written after the fact and in bounded steps, in a table of their own, so that
 //! appending never waits for them; cut to a safe size. Nothing reads them but people. The table is made when it is asked for, and may be dropped.
 
+use std::sync::PoisonError;
+
 use cairn_store::Result;
 
 use super::PgRawStore;
 use super::head::{self, sql};
+use super::tx::Tx;
+use crate::postgres::error::db;
 
-/// Heights that one step covers.
+/// Heights whose lists one statement writes.
 const STEP_HEIGHTS: i64 = 500;
-/// Heights below the tip whose lists are held against the chain at each step: no reorg is deeper by default.
-const CHECK_HEIGHTS: i64 = 1_000;
+/// Such statements in one transaction, at most.
+const STEPS: usize = 2;
 /// Characters of a transaction's list, at most.
 const MAX_CHARS: i32 = 4_096;
 /// Its events, at most.
@@ -37,43 +41,68 @@ const ADD: &str = "INSERT INTO raw.transaction_events_debug (block_height, trans
      WHERE b.height >= $1 AND b.height < $2 AND t.block_height >= $1 AND t.block_height < $2 AND t.event_count > 0 \
        AND e.events IS NOT NULL ON CONFLICT (block_height, transaction_index) DO NOTHING";
 
+const LOWEST: &str = "SELECT coalesce(min(common_height), 0) FROM raw.reorgs WHERE id > $1";
+const NEXT: &str = "SELECT coalesce(max(block_height) + 1, 0) FROM raw.transaction_events_debug";
+
+/// How far the lists have come. Heights without an event leave nothing in the table that says so.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listed {
+    /// The height after the last one.
+    next: i64,
+    /// The newest reorg of that time: since another one, blocks below may have others in their place.
+    reorg_id: u64,
+}
+
 impl PgRawStore {
-    /// Writes the lists of the next stretch of heights that has none yet. Returns whether there may be more to do. Lists of blocks that left the chain go.
-    pub async fn denormalize_events(&self) -> Result<bool> {
+    /// Writes the lists of the next stretch of heights that has none yet. Returns whether there may be more to do. Lists of blocks that left the chain go:
+    /// no reorg is deeper than `max_reorg_depth` blocks.
+    pub async fn denormalize_events(&self, max_reorg_depth: u64) -> Result<bool> {
         self.shared.demand_writable()?;
-        let conn = self.shared.pool.get().await?;
-        conn.batch(TABLE).await?;
-        drop(conn);
-        self.shared
-            .commit("denormalize_events", |tx| {
-                Box::pin(async move {
-                    let head = head::read(tx.conn()).await?.row;
-                    let range = head.range();
-                    if range.is_empty() {
-                        return Ok(false);
-                    }
-                    tx.execute(FORGET, &[&(sql(range.end()) - CHECK_HEIGHTS)]).await?;
-                    let newest = tx
-                        .query_one(
-                            "SELECT coalesce(max(block_height) + 1, 0) FROM raw.transaction_events_debug",
-                            &[],
-                        )
-                        .await?;
-                    let newest: i64 = newest.try_get(0).map_err(crate::postgres::error::db)?;
-                    let (mut from, end) = (newest.max(sql(range.start())), sql(range.end()));
-                    // Stretches without an event leave nothing that says where they were: go on until one has some.
-                    while from < end {
-                        let to = from.saturating_add(STEP_HEIGHTS).min(end);
-                        let params: [crate::postgres::pool::Param<'_>; 5] =
-                            [&from, &to, &MAX_CHARS, &MAX_EVENT_BYTES, &MAX_EVENTS];
-                        if tx.execute(ADD, &params).await? > 0 {
-                            return Ok(to < end);
-                        }
-                        from = to;
-                    }
-                    Ok(false)
-                })
-            })
-            .await
+        let listed = || self.shared.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where this fails nothing is known, not even whether somebody dropped the table.
+        let before = listed().take();
+        if before.is_none() {
+            self.shared.pool.get().await?.batch(TABLE).await?;
+        }
+        let depth = i64::try_from(max_reorg_depth).unwrap_or(i64::MAX);
+        let (now, is_more) =
+            self.shared.commit("denormalize_events", |tx| Box::pin(step(tx, before, depth))).await?;
+        *listed() = Some(now);
+        Ok(is_more)
     }
+}
+
+async fn step(tx: &Tx, before: Option<Listed>, depth: i64) -> Result<(Listed, bool)> {
+    let head = head::read(tx.conn()).await?.row;
+    let (start, end, reorg_id) = (sql(head.range().start()), sql(head.range().end()), head.newest_reorg.id);
+    let next = match before {
+        Some(before) if before.reorg_id == reorg_id => before.next,
+        before => {
+            let common: i64 = match before {
+                Some(before) => {
+                    let after = i64::try_from(before.reorg_id).unwrap_or(i64::MAX);
+                    tx.query_one(LOWEST, &[&after]).await?.try_get(0).map_err(db)?
+                }
+                // The tip was at the highest list or above it when a reorg took blocks.
+                None => next(tx).await?.saturating_sub(1).saturating_sub(depth),
+            };
+            tx.execute(FORGET, &[&common]).await?;
+            next(tx).await?
+        }
+    };
+    let mut next = next.max(start);
+    for _ in 0..STEPS {
+        if next >= end {
+            break;
+        }
+        let to = next.saturating_add(STEP_HEIGHTS).min(end);
+        tx.execute(ADD, &[&next, &to, &MAX_CHARS, &MAX_EVENT_BYTES, &MAX_EVENTS]).await?;
+        next = to;
+    }
+    Ok((Listed { next, reorg_id }, next < end))
+}
+
+/// The height after the highest one that has a list.
+async fn next(tx: &Tx) -> Result<i64> {
+    tx.query_one(NEXT, &[]).await?.try_get(0).map_err(db)
 }

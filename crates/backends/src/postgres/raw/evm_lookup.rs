@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cairn_core::{BlockLayout, Height, HeightRange, Parts, StoredBlock, TxId};
-use cairn_store::{MAX_EVM_PLACES, RawReader, Result, StoreError, TxPlace};
+use cairn_store::{BlocksRead, MAX_EVM_PLACES, RawReader, Result, StoreError, TxPlace};
 use tokio_postgres::Row;
 
 use super::head::{self, get_height, get_u32, sql};
@@ -175,8 +175,8 @@ impl Walk {
             let snapshot = store.snapshot().await?;
             let stored = HeightRange::new(self.at, self.range.end()).intersect(snapshot.head().range());
             let Some(step) = stored.chunks(self.reach).next() else { break };
-            let blocks = match snapshot.blocks(step, parts, READ_BYTES).await {
-                Ok(blocks) => blocks,
+            let BlocksRead { blocks, next } = match snapshot.blocks(step, parts, READ_BYTES).await {
+                Ok(read) => read,
                 // One of them can't be read: reach less far, until it stands alone.
                 Err(StoreError::Corrupt { .. }) if step.len() > 1 => {
                     self.reach = step.len() / 2;
@@ -189,8 +189,10 @@ impl Walk {
                 Err(error) => return Err(error),
             };
             drop(snapshot);
-            let Some(last) = blocks.last() else { break };
-            self.at = last.facts.height.next();
+            if blocks.is_empty() {
+                break;
+            }
+            self.at = next;
             self.reach = (self.reach * 2).min(STEP_HEIGHTS);
             let layout = self.layout.clone();
             let expected = blocking(move || Ok(Expected::of(&*layout, blocks))).await?;

@@ -89,6 +89,8 @@ pub(super) struct Shared {
     fence: Arc<AtomicU64>,
     /// Whether it was said what becomes of indexes.
     told: AtomicBool,
+    /// How far event lists for debugging have come.
+    listed: Mutex<Option<debug::Listed>>,
 }
 
 /// Where large payloads go.
@@ -151,6 +153,7 @@ impl PgRawStore {
             maintaining: tokio::sync::Mutex::default(),
             fence: Arc::default(),
             told: AtomicBool::new(false),
+            listed: Mutex::default(),
         };
         Ok(PgRawStore { shared: Arc::new(shared) })
     }
@@ -241,6 +244,7 @@ impl Shared {
             maintaining: tokio::sync::Mutex::default(),
             fence: self.fence.clone(),
             told: AtomicBool::new(false),
+            listed: Mutex::default(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cairn_core::{BlockRef, HeightRange, Parts};
 use cairn_store::runs::{BuiltRun, RunBuilder, RunInfo, RunKind};
-use cairn_store::{RawReader, Result, StoreError};
+use cairn_store::{BlocksRead, RawReader, Result, StoreError};
 
 use super::head::{self, sql};
 use super::runs::{self, RunState, live_runs};
@@ -82,13 +82,10 @@ impl PgRawStore {
                     "heights {rest} are not all stored; their index is repaired when they are"
                 )));
             }
-            let read = snapshot.blocks(rest, Parts::RECEIPTS, READ_BYTES).await?;
+            let BlocksRead { blocks: read, next } =
+                snapshot.blocks(rest, Parts::RECEIPTS, READ_BYTES).await?;
             drop(snapshot);
-            let bytes: u64 = read.iter().map(|block| block.receipts.len() as u64).sum();
-            at = match read.last() {
-                Some(last) if bytes >= READ_BYTES => last.facts.height.next(),
-                _ => rest.end(),
-            };
+            at = next;
             blocks.extend(read.iter().map(|block| block.facts.block_ref()));
             let terms = terms.clone();
             builder = blocking(move || {

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, LinkedRef, Parts, StoredBlock, TxId};
 use cairn_store::runs::{RunCursor, RunInfo, RunKind, candidates};
 use cairn_store::{
-    Checkpoint, HeadRow, IndexFingerprint, LogQuery, OrphanRef, RawLease, RawSnapshot, ReorgEntry, Result,
-    StoreError, StoreSizes, TxPlace,
+    BlocksRead, Checkpoint, HeadRow, IndexFingerprint, LogQuery, OrphanRef, RawLease, RawSnapshot,
+    ReorgEntry, Result, StoreError, StoreSizes, TxPlace,
 };
 use futures::{TryStreamExt, pin_mut};
 use tokio::runtime::Handle;
@@ -95,12 +95,13 @@ impl RawSnapshot for PgSnapshot {
         rows.put_together(&self.shared).await?.pop().ok_or_else(|| hole(height)).map(Some)
     }
 
-    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {
-        let range = range.intersect(self.head.range());
+    async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
+        let there = range.intersect(self.head.range());
         let (mut found, mut bytes) = (Vec::new(), 0);
-        for chunk in range.chunks(AT_ONCE as u64) {
+        for chunk in there.chunks(AT_ONCE as u64) {
+            // What was read in time is an answer.
             if !found.is_empty() && self.view.is_over() {
-                break;
+                return Ok(BlocksRead::cut(range, found));
             }
             let measured = {
                 let conn = self.view.conn().await?;
@@ -108,10 +109,10 @@ impl RawSnapshot for PgSnapshot {
             };
             demand_all(chunk.iter(), &measured)?;
             if self.read_measured(&measured, parts, &mut bytes, max_bytes, &mut found).await? {
-                break;
+                return Ok(BlocksRead::cut(range, found));
             }
         }
-        Ok(found)
+        Ok(BlocksRead::whole(range, found))
     }
 
     async fn blocks_at(&self, heights: &[Height], parts: Parts, max_bytes: u64) -> Result<Vec<StoredBlock>> {

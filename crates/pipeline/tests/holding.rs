@@ -1,0 +1,103 @@
+//! What ends a worker's hold on a range, and what doesn't end the work of others: a pause, and a database that refuses one service's statements.
+
+// Tests may.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use cairn_pipeline::derive::DeriveOptions;
+use cairn_store::StoreError;
+use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity};
+use cairn_store::memory::CommitHook;
+use futures::FutureExt;
+
+use support::derive::{Derived, counts, marks};
+use support::{MAIN, pass_ms, tiny};
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_worker_gives_back_the_range_that_it_holds_at_the_tip() {
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![marks(|_, _| Ok(())), counts(|_| Ok(()))], world.options());
+    world.until_next("count_worker", 21).await;
+    world.app.set_paused("mark_worker", true).await.unwrap();
+    for last in 21..30 {
+        world.append(MAIN, last, last).await;
+        pass_ms(10_000).await;
+    }
+    assert_eq!(world.next("mark_worker").await, 21, "it goes on");
+    let held = |leases: Vec<cairn_store::derived::WorkerLease>| {
+        leases.into_iter().filter(|lease| lease.service == "mark_worker").collect::<Vec<_>>()
+    };
+    let leases = held(world.leases().await);
+    let lease = leases.first().expect("one");
+    assert_eq!((leases.len(), lease.status, lease.attempt), (1, LeaseStatus::Failed, 0));
+    world.app.set_paused("mark_worker", false).await.unwrap();
+    world.until_next("count_worker", 30).await;
+    assert_eq!(world.marked().await, (0..30).collect::<Vec<_>>());
+    assert_eq!(held(world.leases().await).len(), 1, "it goes on in the range that it had");
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_far_behind_stops_after_the_chunk_under_way() {
+    let world = Derived::new(tiny(1), 60).await;
+    let app = world.app.clone();
+    let paused = Arc::new(AtomicBool::new(false));
+    let pausing = paused.clone();
+    // Each chunk is one block; the pause comes while one of them is worked on.
+    let marks = marks(move |block, _| {
+        if block.facts.height.get() == 10 && !pausing.swap(true, SeqCst) {
+            app.set_paused("mark_worker", true).now_or_never().expect("it waits for nothing").unwrap();
+        }
+        Ok(())
+    });
+    let working = world.start(vec![marks], DeriveOptions { chunk_heights: 1, ..world.options() });
+    world.until("the pause", async || paused.load(SeqCst)).await;
+    pass_ms(60_000).await;
+    assert_eq!(world.next("mark_worker").await, 11);
+    world.app.set_paused("mark_worker", false).await.unwrap();
+    world.until_next("mark_worker", 61).await;
+    working.stop().await.unwrap();
+}
+
+/// Refuses chunks while it is told to, in a way that a retry won't mend.
+struct Refusing(AtomicBool);
+
+impl CommitHook for Refusing {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        if verb == "commit_chunk" && self.0.load(SeqCst) {
+            return Err(StoreError::Database("column \"x\" is of another type (SQLSTATE 42804)".into()));
+        }
+        Ok(())
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
+    let world = Derived::new(tiny(1), 20).await;
+    let refusing = Arc::new(Refusing(AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    let is_counted = async || world.leases().await.iter().any(|lease| lease.attempt >= 2);
+    world.until("two bad ends", is_counted).await;
+    assert!(working.is_running(), "one range's error ended all work: {:?}", working.status().halted);
+    let logged = world.logged().await;
+    assert_eq!(logged.len(), 1, "{logged:#?}");
+    assert_eq!((logged[0].error.severity, logged[0].error.height.get()), (Severity::Fatal, 0));
+    assert!(logged[0].error.message.contains("42804"), "{}", logged[0].error.message);
+    // It is dead in the end, and an operator frees it.
+    world.until("a dead lease", async || world.leases().await[0].attempt >= MAX_ATTEMPTS).await;
+    assert!(working.is_running());
+    refusing.0.store(false, SeqCst);
+    let lease = world.leases().await.remove(0);
+    world.app.retry_lease(lease.id).await.unwrap();
+    world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+}
