@@ -27,6 +27,7 @@ mod tables;
 
 mod answers;
 mod applying;
+mod breaking;
 mod committing;
 mod differential;
 mod forks;
@@ -59,6 +60,7 @@ use crate::Result;
 
 pub use crate::suite::check::{CaseResult, Failure};
 pub use crate::suite::{Report, TestClock};
+pub use breaking::{BROKEN, Breaker, Breaking, Countdown};
 pub use tables::catalog;
 
 /// The longest that one case may take, in seconds.
@@ -107,6 +109,9 @@ pub trait DerivedPlace: Send + Sync {
 
     /// Opens the error log of the same place, as cases open the store.
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>>;
+
+    /// Opens both, as a case opens them again, so that their transactions can be broken off.
+    async fn open_breaking(&self) -> Result<Breaking>;
 }
 
 type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
@@ -158,6 +163,7 @@ pub fn cases() -> Vec<Case> {
         rebuilding::cases(),
         racing::cases(),
         restart::cases(),
+        breaking::cases(),
         maintaining::cases(),
         quarantine::cases(),
         log::cases(),
@@ -220,5 +226,12 @@ impl DerivedPlace for MemoryPlace {
 
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
         Ok(Arc::new(self.log.clone()))
+    }
+
+    async fn open_breaking(&self) -> Result<Breaking> {
+        let breaker = Arc::new(Countdown::default());
+        self.store.set_hook(Some(breaker.clone()));
+        self.log.set_hook(Some(breaker.clone()));
+        Ok(Breaking { store: self.open().await?, log: self.open_log().await?, breaker })
     }
 }
