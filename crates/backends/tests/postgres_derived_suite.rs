@@ -5,9 +5,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::{
+    PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore, StatementHook,
+};
 use cairn_core::Clock;
-use cairn_store::derived::suite::{self, DerivedFactory, DerivedPlace, TestDerived};
+use cairn_store::derived::suite::{
+    self, Breaker, Breaking, Countdown, DerivedFactory, DerivedPlace, TestDerived,
+};
 use cairn_store::derived::{Catalog, ErrorLog};
 use cairn_store::{Result, StoreError};
 
@@ -38,9 +42,8 @@ impl DerivedFactory for Places {
     }
 }
 
-#[async_trait]
-impl DerivedPlace for Place {
-    async fn open(&self) -> Result<Arc<dyn TestDerived>> {
+impl Place {
+    async fn open_store(&self) -> Result<PgDerived> {
         let pool = PgOptions { max_open_conns: 8, ..self.db.options() };
         let options = PgDerivedOptions {
             write: pool.clone(),
@@ -48,12 +51,57 @@ impl DerivedPlace for Place {
             snapshot_max_ms: None,
             ..PgDerivedOptions::new(&self.db.url)
         };
-        Ok(Arc::new(PgDerived::open(options, self.catalog.clone(), Some(self.clock.clone())).await?))
+        PgDerived::open(options, self.catalog.clone(), Some(self.clock.clone())).await
+    }
+
+    async fn open_raw(&self) -> Result<PgRawStore> {
+        PgRawStore::open(PgRawOptions::with(self.db.options()), Some(self.clock.clone())).await
+    }
+}
+
+#[async_trait]
+impl DerivedPlace for Place {
+    async fn open(&self) -> Result<Arc<dyn TestDerived>> {
+        Ok(Arc::new(self.open_store().await?))
     }
 
     async fn open_log(&self) -> Result<Arc<dyn ErrorLog>> {
-        let options = PgRawOptions::with(self.db.options());
-        Ok(Arc::new(PgRawStore::open(options, Some(self.clock.clone())).await?))
+        Ok(Arc::new(self.open_raw().await?))
+    }
+
+    async fn open_breaking(&self) -> Result<Breaking> {
+        let (store, raw) = (self.open_store().await?, self.open_raw().await?);
+        let breaks = Arc::new(Breaks { countdown: Countdown::default(), pool: self.db.pool() });
+        store.set_statement_hook(Some(breaks.clone()));
+        raw.set_statement_hook(Some(breaks.clone()));
+        Ok(Breaking { store: Arc::new(store), log: Arc::new(raw), breaker: breaks })
+    }
+}
+
+/// Breaks off transactions between any two of their statements.
+struct Breaks {
+    countdown: Countdown,
+    pool: PgPool,
+}
+
+impl StatementHook for Breaks {
+    fn before_statement(&self) -> Result<()> {
+        self.countdown.pass()
+    }
+}
+
+#[async_trait]
+impl Breaker for Breaks {
+    async fn break_at(&self, point: Option<u64>) -> Result<()> {
+        // The server rolls back what was broken off a moment later.
+        let until_none_is_open = "DO $$ BEGIN FOR look IN 1..10000 LOOP \
+             PERFORM pg_stat_clear_snapshot(); \
+             IF NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND xact_start IS NOT NULL \
+               AND backend_type = 'client backend' AND pid <> pg_backend_pid()) THEN RETURN; END IF; \
+             PERFORM pg_sleep(0.001); END LOOP; RAISE 'a transaction is still open'; END $$";
+        self.pool.get().await?.batch(until_none_is_open).await?;
+        self.countdown.set(point);
+        Ok(())
     }
 
     async fn lose_lease(&self, id: u64) -> Result<()> {

@@ -412,7 +412,6 @@ fn ingest_options(config: &Config, info: StoreInfo, exit_after_head: bool) -> In
         fill: (ingest.fill_workers > 0).then(|| FillOptions {
             workers: ingest.fill_workers,
             range_heights: ingest.fill_range_heights,
-            owner: "cairn-run".into(),
             ..FillOptions::default()
         }),
         seed: rand::random(),

@@ -124,10 +124,9 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     let flags = ["config", "--role", "work", "--exit-after-head", "--from", "7"];
     let shown = end_of(cairn(dir.path()).args(flags)).well();
     assert!(shown.contains("# --role work") && shown.contains("from = 7"), "{shown}");
+    // A request may take longer than a lease: it is renewed meanwhile.
     let args = ["config", "--flow-access", "127.0.0.1:9"];
-    let words =
-        end_of(cairn(dir.path()).env("CAIRN_CHAIN__FLOW__REQUEST_TIMEOUT_MS", "300000").args(args)).badly();
-    assert!(words.contains("chain.flow.request_timeout_ms is 300000"), "{words}");
+    end_of(cairn(dir.path()).env("CAIRN_CHAIN__FLOW__REQUEST_TIMEOUT_MS", "400000").args(args)).well();
 }
 
 #[test]

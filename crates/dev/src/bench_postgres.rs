@@ -16,7 +16,8 @@
 //! **Indexes and ON CONFLICT.** The same rows of a table into an empty copy of it with one index each; and through a temporary table and `INSERT … ON CONFLICT DO NOTHING`,
 //! which the store does not use: the head's lock makes it needless. Figures are times the bare COPY.
 //!
-//! **Derived.** Commits of 10,000 rows of a table of transfers with a key and three indexes (fence, gate and checkpoint included), against a bare COPY of the same rows.
+//! **Derived.** Commits of rows of a table with a key and three indexes against a bare COPY of the same rows, and what each index and ON CONFLICT cost:
+//! [`crate::bench_postgres_derived`].
 //!
 //! **Pages.** A list by token of 300,000 rows is walked by its cursors, 25 rows a page; then pages 1 and 10,000 are asked for in turn. Medians.
 
@@ -27,19 +28,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgPool, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::{PgPool, PgRawOptions, PgRawStore};
 use cairn_core::{BlockLayout, EvmLookup, Fence, Height, HeightRange, RawBlock, Slices};
 use cairn_evm::EvmLayout;
 use cairn_source::ChainSource;
 use cairn_source::evm::synthetic::{PresignOptions, PresignedSource};
-use cairn_store::derived::{Coordinator, DerivedReader, DerivedWriter, ReorgApplier, Scan, TableRows};
-use cairn_store::{AppendBatch, RawFiller, RawWriter, ReorgMark};
+use cairn_store::derived::{DerivedReader, DerivedWriter, Scan};
+use cairn_store::{AppendBatch, RawFiller, RawWriter};
 use clap::Parser;
 
 use crate::args::ServerArgs;
 use crate::bench::{ingest_options, median, presigned_file, verified};
 use crate::bench_derived::{self as made, PER_BLOCK};
 use crate::bench_pg::{Database, copied, copy_into, describe};
+use crate::bench_postgres_derived;
 use crate::report::figure;
 
 /// The tables that an append writes to, and their order.
@@ -103,7 +105,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         }
     }
     if wanted("derived") {
-        derived(&options).await?;
+        bench_postgres_derived::run(&options.server.postgres).await?;
     }
     if wanted("pages") {
         pages(&options).await?;
@@ -497,54 +499,9 @@ async fn raw_with_lookups(options: &Options, chain: &Chain) -> Result<()> {
     db.drop().await
 }
 
-async fn derived(options: &Options) -> Result<()> {
-    const CHUNKS: u64 = 30;
-    const HEIGHTS: u64 = 100;
-    let db = Database::make(&options.server.postgres, "derived").await?;
-    let pool = db.pool()?;
-    let store = open_derived(&db).await?;
-    let mut lease = made::claim(&store, "writer").await?;
-    store.ensure_partitions(HeightRange::new(Height(0), Height(CHUNKS * HEIGHTS))).await?;
-    let mut took = Duration::ZERO;
-    for part in 0..CHUNKS {
-        let rows = made::transfers(part * HEIGHTS, (part + 1) * HEIGHTS);
-        let rows = vec![TableRows { table: made::OTHERS.name, rows }];
-        let commit =
-            cairn_store::derived::ChunkCommit { rows, ..made::chunk(&lease, (part + 1) * HEIGHTS, 0) };
-        let begun = Instant::now();
-        lease = store.commit_chunk(&lease, commit).await?.lease;
-        took += begun.elapsed();
-    }
-    let conn = pool.get().await?;
-    let rows = copied(&conn, "SELECT * FROM app.others").await?;
-    conn.batch("CREATE TABLE bare (LIKE app.others)").await?;
-    let mut bare = Vec::new();
-    for _ in 0..REPEATS {
-        conn.batch("TRUNCATE bare").await?;
-        bare.push(copy_into(&conn, "bare", &rows).await?.as_secs_f64());
-    }
-    let (count, took, bare) = ((CHUNKS * HEIGHTS * PER_BLOCK) as f64, took.as_secs_f64(), median(bare));
-    figure("derived_rows_per_s", format!("{:.0}", count / took), "rows/s");
-    figure("derived_bare_copy_rows_per_s", format!("{:.0}", count / bare), "rows/s");
-    figure("derived_vs_copy", format!("{:.2}", bare / took), "ratio");
-    drop(conn);
-    drop((store, pool));
-    db.drop().await
-}
-
-async fn open_derived(db: &Database) -> Result<PgDerived> {
-    let options = PgDerivedOptions { snapshot_max_ms: None, ..PgDerivedOptions::new(&db.url) };
-    let store = PgDerived::open(options, made::catalog()?, None).await?;
-    store.adopt(made::RAW, ReorgMark { id: 0, digest: [0; 32] }).await?;
-    for service in made::SERVICES {
-        store.register(service, Height(0)).await?;
-    }
-    Ok(store)
-}
-
 async fn pages(options: &Options) -> Result<()> {
     let db = Database::make(&options.server.postgres, "pages").await?;
-    let (pool, store) = (db.pool()?, open_derived(&db).await?);
+    let (pool, store) = (db.pool()?, bench_postgres_derived::open(&db).await?);
     let rows = 300_000;
     made::fill_postgres(&store, &pool, rows).await?;
     let lease = made::claim(&store, "mapper").await?;

@@ -5,9 +5,10 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_core::{Height, HeightRange};
+use cairn_core::{Clock, Fence, Height, HeightRange};
 use cairn_pipeline::ingest::FillOptions;
-use cairn_store::{RawFiller, RawLease, RawLeaseState};
+use cairn_store::derived::MAX_ATTEMPTS;
+use cairn_store::{RawFiller, RawLease, RawLeaseState, StoreError};
 use support::node::{Asked, transient};
 use support::*;
 
@@ -178,9 +179,24 @@ async fn a_range_that_a_dead_process_held_is_freed_at_once_and_goes_on_where_it_
     let held = leases(&world).await;
     assert!(held.iter().any(|lease| lease.state == RawLeaseState::Active), "{held:?}");
     running.kill().await;
-    world.node.well();
     world.node.take_asked();
     let began = tokio::time::Instant::now();
+    let running = world.start();
+    pass_ms(100).await;
+    // It is a bad end of what hadn't moved, and only of that.
+    let freed = leases(&world).await;
+    let mut bad_ends = 0;
+    for before in held.iter().filter(|lease| lease.state == RawLeaseState::Active) {
+        // One that is whole by now is passed by the head.
+        let Some(after) = freed.iter().find(|lease| lease.range == before.range) else { continue };
+        let is_bad = before.done_to == before.range.start();
+        assert_eq!((before.attempt, after.attempt), (0, u32::from(is_bad)), "{before:?} {after:?}");
+        assert!(after.fence > before.fence, "{before:?} {after:?}");
+        bad_ends += u32::from(is_bad);
+    }
+    assert!(bad_ends > 0, "{held:?}");
+    world.node.well();
+    running.kill().await;
     let running = world.start();
     world.until_tip(MAIN, 60).await;
     assert!(began.elapsed().as_millis() < 10_000, "it did not wait for leases to expire");
@@ -195,7 +211,8 @@ async fn a_range_held_by_another_process_is_waited_for_until_it_expires() {
     world.until_tip(MAIN, 60).await;
     running.stop_well().await;
     world.see(view(MAIN, 100, Some(100)));
-    let held = world.store.claim_range("somebody else", 30_000, 10, Height(101)).await.expect("claims");
+    // A name that only begins like the process's own.
+    let held = world.store.claim_range("a-test-2/0", 30_000, 10, Height(101)).await.expect("claims");
     assert_eq!(held.expect("a range").range, HeightRange::new(Height(61), Height(70)));
     let running = world.start();
     pass_ms(20_000).await;
@@ -238,6 +255,129 @@ async fn without_workers_ranges_that_others_began_are_finished() {
     let running = world.start_from(Arc::new(verified(world.node.clone())), world.options.clone());
     world.until_tip(MAIN, 60).await;
     assert!(leases(&world).await.is_empty());
+    world.assert_holds(MAIN, 0, 60).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_that_ends_every_process_waits_for_an_operator_in_the_end() {
+    let world = filling(12, 60, 60, 2);
+    let poisoned = HeightRange::new(Height(20), Height(30));
+    world.node.hang(move |asked| matches!(asked, Asked::Blocks(range) if poisoned.contains(range.start())));
+    let attempts = async || {
+        let leases = leases(&world).await;
+        leases.into_iter().find(|lease| lease.range == poisoned).map(|lease| (lease.attempt, lease.state))
+    };
+    // A supervisor starts the next process at once, long before a lease expires.
+    for died in 0..MAX_ATTEMPTS {
+        let running = world.start();
+        let mut looks = 0;
+        while attempts().await != Some((died, RawLeaseState::Active)) {
+            pass_ms(20).await;
+            looks += 1;
+            assert!(looks < 1_000, "after {died} processes: {:?}", attempts().await);
+        }
+        running.kill().await;
+    }
+    let running = world.start();
+    world.until("height 19", |head| head.tip.is_some_and(|tip| tip.height == Height(19))).await;
+    pass_ms(60_000).await;
+    assert_eq!(attempts().await, Some((MAX_ATTEMPTS, RawLeaseState::Failed)), "nobody claims it any more");
+    assert!(running.reason().contains("cairn leases retry raw:20"), "{}", running.reason());
+    world.node.well();
+    assert!(world.store.retry_range(Height(20)).await.expect("frees it").is_some());
+    world.until_tip(MAIN, 60).await;
+    world.assert_holds(MAIN, 0, 60).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_piece_that_takes_longer_than_the_lease_is_no_bad_end() {
+    let world = filling(13, 40, 40, 3);
+    // More than two lives of a lease for each answer.
+    world.node.latency_ms(45_000);
+    let running = world.start();
+    world.until("the first block", |head| head.tip.is_some()).await;
+    let mut most = 0;
+    let mut claims: BTreeMap<Height, Vec<Fence>> = BTreeMap::new();
+    for _ in 0..1_800 {
+        for lease in leases(&world).await {
+            most = most.max(lease.attempt);
+            claims.entry(lease.range.start()).or_default().push(lease.fence);
+        }
+        pass_ms(1_000).await;
+    }
+    assert_eq!(most, 0, "bad ends");
+    for (start, mut fences) in claims {
+        fences.dedup();
+        assert_eq!(fences.len(), 1, "the range at {start} was claimed again");
+    }
+    assert!(world.commits.count("renew_range") > 3, "{} renewals", world.commits.count("renew_range"));
+    world.assert_holds(MAIN, 0, 40).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_is_tried_again_before_the_lease_expires() {
+    let world = filling(14, 40, 40, 3);
+    world.commits.fail(|when, verb, _| (when == When::Before && verb == "renew_range").then(busy));
+    world.node.latency_ms(45_000);
+    let running = world.start();
+    world.until("the first block", |head| head.tip.is_some()).await;
+    let mut looks = 0;
+    while leases(&world).await.is_empty() {
+        pass_ms(20).await;
+        looks += 1;
+        assert!(looks < 10_000, "nothing is claimed");
+    }
+    pass_ms(17_000).await;
+    world.commits.heal();
+    pass_ms(2_000).await;
+    let now_ms = world.clock.now_ms();
+    for lease in leases(&world).await {
+        assert!(lease.expires_at_ms > now_ms + 15_000, "{lease:?} at {now_ms}");
+    }
+    world.until_tip(MAIN, 40).await;
+    world.assert_holds(MAIN, 0, 40).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_loses_a_range_drops_what_it_fetches_of_it() {
+    let world = filling(15, 40, 40, 1);
+    let slow = HeightRange::new(Height(10), Height(20));
+    world.node.hang(move |asked| matches!(asked, Asked::Blocks(range) if slow.contains(range.start())));
+    let running = world.start();
+    world.until("height 9", |head| head.tip.is_some_and(|tip| tip.height == Height(9))).await;
+    pass_ms(100).await;
+    world.node.well();
+    // An operator takes it away: at the next renewal its holder hears of that, and asks anew.
+    let taken = world.store.release_range(Height(10)).await.expect("releases").expect("it was held");
+    assert_eq!(taken.range, slow);
+    world.until_tip(MAIN, 40).await;
+    world.assert_holds(MAIN, 0, 40).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_its_holder_ends_while_the_next_process_begins_stops_nobody() {
+    let world = filling(16, 60, 60, 2);
+    world.node.hang(|asked| matches!(asked, Asked::Blocks(range) if range.start() == Height(10)));
+    let running = world.start();
+    world.until("height 9", |head| head.tip.is_some_and(|tip| tip.height == Height(9))).await;
+    pass_ms(1_000).await;
+    running.kill().await;
+    world.node.well();
+    // Between the look at the leases and their release another process gave them back.
+    world.commits.fail(|when, verb, _| {
+        let fenced = StoreError::Fenced { what: "the raw lease".into(), held: Fence(1), current: Fence(2) };
+        (when == When::Before && verb == "release").then_some(fenced)
+    });
+    let running = world.start();
+    pass_ms(1_000).await;
+    assert!(running.is_running(), "{}", running.reason());
+    world.commits.heal();
+    world.until_tip(MAIN, 60).await;
     world.assert_holds(MAIN, 0, 60).await;
     running.stop_well().await;
 }

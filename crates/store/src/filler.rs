@@ -7,7 +7,7 @@
 //!
 //! `attempt` counts consecutive bad ends without movement of `done_to`, once each, whoever notices: [`RawFiller::release`] with `bad_end`, or the
 //! claim that finds the lease expired, adds one where `done_to` has not moved since the lease was claimed; a fill that moves it
-//! sets it to 0. A broken seam adds one too. A lease that failed with `attempt` at [`MAX_ATTEMPTS`] or above is dead: no claim takes it, and what it lacks is not
+//! sets it to 0; a renewal is no movement. A broken seam adds one too. A lease that failed with `attempt` at [`MAX_ATTEMPTS`] or above is dead: no claim takes it, and what it lacks is not
 //! filled, until an operator frees it by [`RawFiller::retry_range`].
 //!
 //! Fences decide alone: an expired lease that nobody claimed again may still be filled by its holder, which renews it. A
@@ -104,6 +104,10 @@ pub trait RawFiller: Send + Sync {
     /// of the lease's first block is recorded and judged by [`RawFiller::advance`]. A block at the finalised height with
     /// another id is [`crate::StoreError::BelowFinality`]. What counts of `lease` are its range and fence.
     async fn fill(&self, lease: &RawLease, blocks: Vec<RawBlock>, ttl_ms: u64) -> Result<RawLease>;
+
+    /// Lengthens a lease to `ttl_ms` from now, while its next blocks are on their way; nothing else of it changes. A completed lease is
+    /// left as it is. What counts of `lease` are its range and fence.
+    async fn renew_range(&self, lease: &RawLease, ttl_ms: u64) -> Result<RawLease>;
 
     /// Gives a lease back before it is complete; `bad_end` counts an attempt where `done_to` has not moved since the claim.
     /// A completed lease stays completed.

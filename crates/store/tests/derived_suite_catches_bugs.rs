@@ -5,7 +5,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cairn_core::{BlockId, Clock, Height, HeightRange};
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
-use cairn_store::derived::suite::{DerivedFactory, DerivedPlace, TestDerived, cases};
+use cairn_store::derived::suite::{
+    BROKEN, Breaking, Countdown, DerivedFactory, DerivedPlace, TestDerived, cases,
+};
 use cairn_store::derived::{
     ApplyProgress, Catalog, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint,
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedSnapshot, DerivedWriter, ErrorFilter, ErrorLog,
@@ -60,6 +62,7 @@ bugs!(
     ATransientEndCounts,
     ABadEndDoesNotCount,
     AnEndForgetsThePause,
+    ABrokenEndIsAnEnd,
     ReapIsUnbounded,
     ReapDoesNothing,
     RetryDoesNothing,
@@ -113,6 +116,7 @@ bugs!(
     DumpMissesALine,
     // The log.
     ErrorsAreRecordedTwice,
+    ABrokenResolveCloses,
     MessagesAreNotCut,
     ResolvingDoesNothing,
     ClosedErrorsAreListed,
@@ -195,6 +199,13 @@ impl DerivedPlace for Place {
 
     async fn lose_lease(&self, id: u64) -> Result<()> {
         self.store.inner.lose_lease(id)
+    }
+
+    async fn open_breaking(&self) -> Result<Breaking> {
+        let breaker = Arc::new(Countdown::default());
+        self.store.inner.set_hook(Some(breaker.clone()));
+        self.log.inner.set_hook(Some(breaker.clone()));
+        Ok(Breaking { store: self.open().await?, log: self.open_log().await?, breaker })
     }
 }
 
@@ -367,7 +378,11 @@ impl Coordinator for Buggy {
             }
             (_, end) => end,
         };
-        self.inner.end(&lease, end).await
+        let ended = self.inner.end(&lease, end.clone()).await;
+        if self.has(Bug::ABrokenEndIsAnEnd) && ended.as_ref().is_err_and(is_broken) {
+            self.inner.end(&lease, end).await?;
+        }
+        ended
     }
 
     async fn lease(&self, id: u64) -> Result<Option<WorkerLease>> {
@@ -687,6 +702,11 @@ impl DerivedSnapshot for BuggySnapshot {
     }
 }
 
+/// Whether a case broke a verb off.
+fn is_broken(error: &StoreError) -> bool {
+    error.to_string().contains(BROKEN)
+}
+
 #[derive(Clone)]
 struct BuggyLog {
     inner: MemoryErrorLog,
@@ -727,7 +747,14 @@ impl ErrorLog for BuggyLog {
     }
 
     async fn resolve(&self, ids: &[u64]) -> Result<u64> {
-        if self.bug == Bug::ResolvingDoesNothing { Ok(0) } else { self.inner.resolve(ids).await }
+        if self.bug == Bug::ResolvingDoesNothing {
+            return Ok(0);
+        }
+        let closed = self.inner.resolve(ids).await;
+        if self.bug == Bug::ABrokenResolveCloses && closed.as_ref().is_err_and(is_broken) {
+            self.inner.resolve(ids).await?;
+        }
+        closed
     }
 
     async fn forget_blocks(&self, blocks: &[BlockId]) -> Result<u64> {

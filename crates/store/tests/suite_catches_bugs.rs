@@ -49,6 +49,8 @@ enum Bug {
     RetryForgetsToCountAnew,
     FillInTwoTransactions,
     FillDoesNotRenew,
+    RenewIgnoresTheFence,
+    RenewDoesNothing,
     ReleaseForgetsBadEnds,
     ReleaseCountsGoodEnds,
     AdvanceHidesTheSeam,
@@ -79,7 +81,7 @@ enum Bug {
 
 use Bug::*;
 
-const BUGS: [Bug; 52] = [
+const BUGS: [Bug; 54] = [
     AcquireKeepsTheFence,
     AppendIgnoresTheFence,
     FinalizeIgnoresTheFence,
@@ -108,6 +110,8 @@ const BUGS: [Bug; 52] = [
     RetryForgetsToCountAnew,
     FillInTwoTransactions,
     FillDoesNotRenew,
+    RenewIgnoresTheFence,
+    RenewDoesNothing,
     ReleaseForgetsBadEnds,
     ReleaseCountsGoodEnds,
     AdvanceHidesTheSeam,
@@ -314,6 +318,11 @@ impl RawFiller for Buggy {
             return self.inner.fill(&lease, rest, ttl_ms).await;
         }
         self.inner.fill(&lease, blocks, if self.has(FillDoesNotRenew) { 0 } else { ttl_ms }).await
+    }
+
+    async fn renew_range(&self, lease: &RawLease, ttl_ms: u64) -> Result<RawLease> {
+        let lease = self.lease(lease, RenewIgnoresTheFence).await;
+        self.inner.renew_range(&lease, if self.has(RenewDoesNothing) { 0 } else { ttl_ms }).await
     }
 
     async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {

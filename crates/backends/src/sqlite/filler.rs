@@ -162,6 +162,21 @@ impl RawFiller for SqliteStore {
         .await
     }
 
+    async fn renew_range(&self, lease: &RawLease, ttl_ms: u64) -> Result<RawLease> {
+        let held = lease.clone();
+        self.write(move |shared| {
+            shared.commit("renew_range", |tx, _| {
+                let (_, mut row) = demand_lease(tx, &held)?;
+                if row.lease.state == RawLeaseState::Active {
+                    row.lease.expires_at_ms = shared.now_ms().saturating_add(ttl_ms);
+                    row.write(tx)?;
+                }
+                Ok(row.lease)
+            })
+        })
+        .await
+    }
+
     async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {
         let held = lease.clone();
         self.write(move |shared| {

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use cairn_evm::{ChainProfile, Checks};
 use cairn_flow::Network;
-use cairn_pipeline::ingest::FillOptions;
 use cairn_source::evm::rpc::FinalityPolicy;
 use cairn_source::flow::{FlowConfig, NodeConfig};
 use serde::de::value::MapAccessDeserializer;
@@ -17,8 +16,6 @@ use url::Url;
 use super::Chain;
 use crate::config::hide_url;
 
-/// The longest pause that Flow's nodes are left alone for, in milliseconds, rounded up.
-const FLOW_PAUSE_MS: u64 = 60_000;
 /// What is final on an EVM chain where nobody says otherwise.
 const EVM_FINALITY: &str = "both:64";
 
@@ -326,14 +323,6 @@ impl ChainConfig {
         ];
         if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
             bail!("{name} must be at least 1");
-        }
-        // A lease that runs out under a request that is still on its way is taken over, and the work done twice.
-        let longest_ms = FillOptions::default().lease_ttl_ms - FLOW_PAUSE_MS - 1;
-        if self.flow.request_timeout_ms > longest_ms {
-            bail!(
-                "chain.flow.request_timeout_ms is {}; it may be {longest_ms} at most, so that a range that is filled isn't taken over meanwhile",
-                self.flow.request_timeout_ms
-            );
         }
         Ok(())
     }

@@ -3,10 +3,16 @@
 //! Each worker claims a range, fetches it in order and commits it in batches under its lease's fence; the head advances whenever a
 //! commit may have closed a seam. What was filled shows only when the head passes it, so readers see one unbroken
 //! archive however the ranges finish. A range given up anywhere is reclaimed from where it stopped.
+//!
+//! A lease is renewed for as long as its blocks are on their way, so that a slow node makes no range look abandoned. One that a dead
+//! process left is a bad end where nothing of it was done: a range that ends every process that fills it has to be dead at some time,
+//! however fast the next one is there.
+
+use std::time::Duration;
 
 use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
 use cairn_source::Heads;
-use cairn_store::{RawLease, StoreError};
+use cairn_store::{RawLease, RawLeaseState, StoreError};
 use futures::future::join_all;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -27,12 +33,23 @@ pub(super) enum FillTurn {
 }
 
 impl Ingester {
-    /// Frees what a predecessor of the same name left claimed. Only for a store that one process holds.
-    pub(super) async fn free_own_leases(&self, fill: &FillOptions) -> Result<(), IngestError> {
+    /// Frees what a predecessor of the same name left claimed, so that nobody waits until it expires. To be called by whoever has just
+    /// become the store's ingester: the predecessor is dead, or ends at its next step since the head's fence is another's, and what it
+    /// still commits is fenced by the lease's new fence.
+    ///
+    /// It is the end that an expired lease would have come to, and counts as that does: an attempt where nothing was done since the claim.
+    pub(super) async fn free_own_leases(&self) -> Result<(), IngestError> {
+        let fill = self.options.fill.clone().unwrap_or_default();
         let leases = self.store.snapshot().await?.raw_leases().await?;
-        for lease in leases.iter().filter(|lease| lease.owner.starts_with(&fill.owner)) {
-            if lease.state == cairn_store::RawLeaseState::Active {
-                self.store.release(lease, false).await?;
+        for lease in leases.iter().filter(|lease| lease.state == RawLeaseState::Active && is_of(&fill, lease))
+        {
+            match self.store.release(lease, true).await {
+                Ok(()) => {}
+                // It was given back, or completed and passed, since it was read.
+                Err(error) if error.kind() == ErrorKind::Fenced => {
+                    tracing::debug!(%error, "a lease of before is nobody's any more");
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -150,7 +167,7 @@ impl Ingester {
         joined: &tokio::sync::Mutex<()>,
         shutdown: &CancellationToken,
     ) -> Result<bool, IngestError> {
-        let owner = format!("{}/{worker}", fill.owner);
+        let owner = owner_of(fill, worker);
         let mut worked = false;
         while !shutdown.is_cancelled() {
             let claimed =
@@ -178,8 +195,12 @@ impl Ingester {
         joined: &tokio::sync::Mutex<()>,
         shutdown: &CancellationToken,
     ) -> Result<(), IngestError> {
-        let begun_at = lease.done_to;
-        let result = self.fill_range(head_fence, fill, &mut lease, joined, shutdown).await;
+        let (begun_at, held) = (lease.done_to, lease.clone());
+        let result = tokio::select! {
+            biased;
+            result = self.fill_range(head_fence, fill, &mut lease, joined, shutdown) => result,
+            lost = self.keep_alive(&held, fill.lease_ttl_ms) => Err(lost),
+        };
         let finished = lease.done_to >= lease.range.end();
         let fenced = matches!(&result, Err(error) if error.kind() == ErrorKind::Fenced);
         if !finished && !fenced {
@@ -191,6 +212,24 @@ impl Ingester {
             }
         }
         result
+    }
+
+    /// Renews a lease at a third of its time, whatever is waited for meanwhile. Ends only where it is another's: then what is still fetched
+    /// is of no use. An answer that fails is asked for again soon; until then the fence alone decides (law 5).
+    async fn keep_alive(&self, held: &RawLease, ttl_ms: u64) -> IngestError {
+        let (beat, soon) = ((ttl_ms / 3).max(1), (ttl_ms / 24).max(1));
+        let mut pause_ms = beat;
+        loop {
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pause_ms = match self.store.renew_range(held, ttl_ms).await {
+                Ok(_) => beat,
+                Err(error) if error.kind() == ErrorKind::Fenced => return error.into(),
+                Err(error) => {
+                    tracing::debug!(%error, range = %held.range, "the lease could not be renewed now");
+                    soon
+                }
+            };
+        }
     }
 
     async fn fill_range(
@@ -256,6 +295,16 @@ impl Ingester {
             () = fetching => filling.await,
         }
     }
+}
+
+/// Under which name a worker claims.
+fn owner_of(fill: &FillOptions, worker: usize) -> String {
+    format!("{}/{worker}", fill.owner)
+}
+
+/// Whether a worker of a process of this name claimed it last.
+fn is_of(fill: &FillOptions, lease: &RawLease) -> bool {
+    lease.owner.strip_prefix(&fill.owner).is_some_and(|worker| worker.starts_with('/'))
 }
 
 /// The place and the words of a seam that doesn't link; any other error stays one.

@@ -197,9 +197,7 @@ impl Ingester {
                 self.options.start
             )));
         }
-        if let Some(fill) = &self.options.fill {
-            self.free_own_leases(fill).await?;
-        }
+        self.free_own_leases().await?;
         Ok(Session { fence: head.fence, suspicion: None, seam_attempts: 0 })
     }
 

@@ -63,15 +63,15 @@ pub struct FillOptions {
     pub workers: usize,
     /// How many heights a range has; it is cut at multiples of this.
     pub range_heights: u64,
-    /// How long a lease lives without a commit, by the store's clock. Nothing renews it during a fetch: it has to be longer than one request and a pause that a
-    /// node asks for may take together.
+    /// How long a lease lives without a commit or a renewal, by the store's clock. It is renewed at a third of it while blocks are on their way.
     pub lease_ttl_ms: u64,
-    /// Who this process is, for people who look at leases.
+    /// Who this process is, for people who look at leases. A process frees at its start what one of the same name left: those that may
+    /// fill one store at once without being each other's successors have different names.
     pub owner: String,
 }
 
 impl Default for FillOptions {
     fn default() -> Self {
-        FillOptions { workers: 4, range_heights: 1_000, lease_ttl_ms: 300_000, owner: "cairn".into() }
+        FillOptions { workers: 4, range_heights: 1_000, lease_ttl_ms: 300_000, owner: "cairn-run".into() }
     }
 }

@@ -44,6 +44,18 @@ impl RawFiller for MemoryStore {
         self.commit("fill", |state| fill(state, lease, blocks, now_ms.saturating_add(ttl_ms)))
     }
 
+    async fn renew_range(&self, lease: &RawLease, ttl_ms: u64) -> Result<RawLease> {
+        let now_ms = self.now_ms();
+        self.commit("renew_range", |state| {
+            let mut row = demand_lease(state, lease)?.clone();
+            if row.lease.state == RawLeaseState::Active {
+                row.lease.expires_at_ms = now_ms.saturating_add(ttl_ms);
+                put_lease(state, row.clone());
+            }
+            Ok(row.lease)
+        })
+    }
+
     async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {
         let now_ms = self.now_ms();
         self.commit("release", |state| {

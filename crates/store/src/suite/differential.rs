@@ -137,7 +137,8 @@ impl Pair {
             67..75 => self.claim().await,
             75..86 => self.fill().await,
             86..91 => self.advance().await,
-            91..94 => self.release().await,
+            91..93 => self.release().await,
+            93..94 => self.renew().await,
             94..96 => self.wait(),
             96..98 => self.maintain().await,
             _ => self.take_over(true).await,
@@ -432,6 +433,17 @@ impl Pair {
         let answers =
             (self.reference.release(&ours, bad_end).await, self.tested.store.release(&theirs, bad_end).await);
         let answered = agree("the answer", answers)?;
+        self.count(answered)
+    }
+
+    async fn renew(&mut self) -> CaseResult {
+        let Some((ours, theirs)) = self.some_lease().await? else { return Ok(()) };
+        self.doing = format!("renew {}", ours.range);
+        let answers = (
+            self.reference.renew_range(&ours, TTL_MS).await.map(unfenced_lease),
+            self.tested.store.renew_range(&theirs, TTL_MS).await.map(unfenced_lease),
+        );
+        let answered = agree("the lease", answers)?;
         self.count(answered)
     }
 

@@ -28,6 +28,9 @@ pub(super) fn cases() -> Vec<Case> {
         l01_a_zombie_filler_changes_nothing,
         an_expired_lease_that_nobody_claimed_still_belongs_to_its_holder,
         attempts_count_bad_ends_without_movement,
+        a_lease_is_renewed_while_its_blocks_are_on_their_way,
+        a_renewal_is_no_movement,
+        a_range_that_ends_every_process_waits_for_an_operator,
         a_range_that_failed_too_often_waits_for_an_operator,
         an_operator_takes_a_range_from_its_holder,
         a_lease_that_was_given_back_goes_on_where_it_stood,
@@ -272,6 +275,87 @@ async fn attempts_count_bad_ends_without_movement(factory: Arc<dyn StoreFactory>
     subject.store.fill(&lease, part(&blocks, 6, 7), TTL_MS).await?;
     subject.clock.advance_ms(TTL_MS);
     same("expired after movement", claim(&subject, "b").await?.attempt, 0)
+}
+
+async fn a_lease_is_renewed_while_its_blocks_are_on_their_way(factory: Arc<dyn StoreFactory>) -> CaseResult {
+    let (subject, blocks) = backfill(&factory).await?;
+    let lease = claim(&subject, "a").await?;
+    subject.clock.advance_ms(TTL_MS - 1);
+    let renewed = subject.store.renew_range(&lease, TTL_MS).await?;
+    let expected = RawLease { expires_at_ms: START_MS + 2 * TTL_MS - 1, ..lease.clone() };
+    same("renewed from now", &renewed, &expected)?;
+    same("it is stored", subject.first_lease().await?, expected)?;
+    subject.clock.advance_ms(TTL_MS - 1);
+    same("another range for others", claim(&subject, "b").await?.range, heights(10, 20))?;
+    // As a fill does, it takes up an expired lease that nobody claimed.
+    subject.clock.advance_ms(TTL_MS);
+    let renewed = subject.store.renew_range(&lease, 1_000).await?;
+    same("after it expired", renewed.expires_at_ms, START_MS + 3 * TTL_MS - 2 + 1_000)?;
+    let filled = subject.store.fill(&lease, part(&blocks, 5, 7), TTL_MS).await?;
+    let renewed = subject.store.renew_range(&lease, TTL_MS).await?;
+    same("what was filled stays", (renewed.done_to, renewed.last_id), (filled.done_to, filled.last_id))?;
+    // Another's is not renewed.
+    subject.clock.advance_ms(TTL_MS);
+    let other = claim(&subject, "c").await?;
+    same("taken over", other.range, lease.range)?;
+    let before = subject.freeze().await?;
+    refused("by who held it", subject.store.renew_range(&lease, TTL_MS).await, is_fenced)?;
+    let unknown = RawLease { range: heights(50, 60), ..other.clone() };
+    refused("an unknown range", subject.store.renew_range(&unknown, TTL_MS).await, is_fenced)?;
+    subject.is_still(&before).await?;
+    // Nor one that was given back, nor is there anything to renew of one that is whole.
+    let whole = subject.store.fill(&other, part(&blocks, 7, 10), TTL_MS).await?;
+    let before = subject.freeze().await?;
+    subject.clock.advance_ms(1);
+    same("a whole one", subject.store.renew_range(&other, TTL_MS).await?, whole)?;
+    subject.is_still(&before).await?;
+    let next = claim(&subject, "d").await?;
+    subject.store.release(&next, false).await?;
+    refused("one that was given back", subject.store.renew_range(&next, TTL_MS).await, is_fenced)?;
+    subject.store.advance(subject.fence).await?;
+    refused("one that is gone", subject.store.renew_range(&other, TTL_MS).await, is_fenced)?;
+    Ok(())
+}
+
+async fn a_renewal_is_no_movement(factory: Arc<dyn StoreFactory>) -> CaseResult {
+    let (subject, _) = backfill(&factory).await?;
+    let lease = claim(&subject, "a").await?;
+    subject.store.release(&lease, true).await?;
+    let lease = claim(&subject, "a").await?;
+    same("renewed", subject.store.renew_range(&lease, TTL_MS).await?.attempt, 1)?;
+    subject.clock.advance_ms(TTL_MS);
+    let lease = claim(&subject, "b").await?;
+    same("expired after it", lease.attempt, 2)?;
+    subject.store.renew_range(&lease, TTL_MS).await?;
+    subject.store.release(&lease, true).await?;
+    same("given back after it", subject.first_lease().await?.attempt, 3)
+}
+
+async fn a_range_that_ends_every_process_waits_for_an_operator(factory: Arc<dyn StoreFactory>) -> CaseResult {
+    let (mut subject, blocks) = backfill(&factory).await?;
+    let moved = claim(&subject, "a").await?;
+    subject.store.fill(&moved, part(&blocks, 5, 7), TTL_MS).await?;
+    for died in 1..=MAX_ATTEMPTS {
+        let claimed = subject.store.claim_range("a", TTL_MS, 10, Height(11)).await?;
+        let claimed = claimed.ok_or_else(|| Failure::new("nothing to claim"))?;
+        same("the range", (claimed.range, claimed.attempt), (heights(10, 11), died - 1))?;
+        // Whoever comes next frees what is left, as of a holder that ended badly; where there was movement, that doesn't count.
+        subject = subject.restart().await?;
+        for lease in subject.leases().await?.iter().filter(|lease| lease.state == RawLeaseState::Active) {
+            subject.store.release(lease, true).await?;
+        }
+        let attempts: Vec<u32> = subject.leases().await?.iter().map(|lease| lease.attempt).collect();
+        same("its attempts", attempts, vec![0, died])?;
+        if died == 1 {
+            // The one that had moved is taken up and held from now on.
+            let lease = claim(&subject, "a").await?;
+            same("where it goes on", (lease.range, lease.done_to), (heights(5, 10), Height(7)))?;
+            subject.store.fill(&lease, part(&blocks, 7, 10), TTL_MS).await?;
+        }
+    }
+    let leases = subject.leases().await?;
+    same("the dead one", leases.last().map(RawLease::is_dead), Some(true))?;
+    same("nobody claims it", subject.store.claim_range("b", TTL_MS, 10, Height(11)).await?, None)
 }
 
 async fn a_range_that_failed_too_often_waits_for_an_operator(factory: Arc<dyn StoreFactory>) -> CaseResult {

@@ -1,6 +1,6 @@
 //! Filling ahead of the head, under leases, from any number of processes.
 //!
-//! Claims, releases and the advance lock the head, since they take fences from its counter. A fill locks its lease alone and proves
+//! Claims, releases and the advance lock the head, since they take fences from its counter. A renewal and a fill lock their lease alone; a fill proves
 //! its right by the lease's fence: whoever gives a lease a new fence, or deletes it, waits for a fill that is being committed, and later ones
 //! find that they are fenced off. A claim gets no lease while rows of one that was given up are left, so a fill never meets such rows.
 
@@ -184,6 +184,25 @@ impl RawFiller for PgRawStore {
             }
         }
         Err(StoreError::Busy("the batch's payloads were collected again and again".into()))
+    }
+
+    async fn renew_range(&self, lease: &RawLease, ttl_ms: u64) -> Result<RawLease> {
+        let (shared, held) = (self.shared.clone(), Arc::new(lease.clone()));
+        self.shared
+            .commit("renew_range", |tx| {
+                let (shared, held) = (shared.clone(), held.clone());
+                Box::pin(async move {
+                    let found = lock_lease(tx, held.range.start()).await?;
+                    let last_fence = head::read(tx.conn()).await?.last_fence;
+                    let mut row = demand_fence(last_fence, &held, found)?;
+                    if row.lease.state == RawLeaseState::Active {
+                        row.lease.expires_at_ms = shared.now_ms(tx.conn()).await?.saturating_add(ttl_ms);
+                        row.write(tx).await?;
+                    }
+                    Ok(row.lease)
+                })
+            })
+            .await
     }
 
     async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {

@@ -27,6 +27,7 @@ mod tables;
 
 mod answers;
 mod applying;
+mod breaking;
 mod committing;
 mod differential;
 mod forks;
@@ -59,6 +60,7 @@ use crate::Result;
 
 pub use crate::suite::check::{CaseResult, Failure};
 pub use crate::suite::{Report, TestClock};
+pub use breaking::{BROKEN, Breaker, Breaking, Countdown};
 pub use tables::catalog;
 
 /// The longest that one case may take, in seconds.
@@ -110,6 +112,9 @@ pub trait DerivedPlace: Send + Sync {
 
     /// Deletes a lease behind the store's back, as damage or somebody's SQL does: no verb can.
     async fn lose_lease(&self, id: u64) -> Result<()>;
+
+    /// Opens both, as a case opens them again, so that their transactions can be broken off.
+    async fn open_breaking(&self) -> Result<Breaking>;
 }
 
 type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
@@ -161,6 +166,7 @@ pub fn cases() -> Vec<Case> {
         rebuilding::cases(),
         racing::cases(),
         restart::cases(),
+        breaking::cases(),
         maintaining::cases(),
         quarantine::cases(),
         log::cases(),
@@ -227,5 +233,12 @@ impl DerivedPlace for MemoryPlace {
 
     async fn lose_lease(&self, id: u64) -> Result<()> {
         self.store.lose_lease(id)
+    }
+
+    async fn open_breaking(&self) -> Result<Breaking> {
+        let breaker = Arc::new(Countdown::default());
+        self.store.set_hook(Some(breaker.clone()));
+        self.log.set_hook(Some(breaker.clone()));
+        Ok(Breaking { store: self.open().await?, log: self.open_log().await?, breaker })
     }
 }
