@@ -101,7 +101,8 @@ async fn compared(
     state: Option<Part>,
     refold: bool,
 ) -> anyhow::Result<Report> {
-    let (catalog, processors) = (derive::catalog(config)?, derive::processors(config, None)?);
+    let (catalog, processors) =
+        (derive::catalog(config)?, derive::processors(config, derive::Asked::default())?);
     let derived = Derived { raw, app, catalog: &catalog, processors: &processors, config, refold };
     let mut report = derived.repair(range).await?;
     let max_bytes = usize::try_from(config.repair.state_mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
