@@ -30,9 +30,9 @@ stage_rest() {
   fi
   # In the folder that goes away: it keeps examples beside it.
   cp tests/rest/schemathesis.toml tests/rest/hooks.py "$dir/"
-  (cd "$dir" && "$(dirname "$python")/st" run "$url/v1/openapi.json" --phases examples,coverage,fuzzing \
+  (cd "$dir" && CAIRN_REST_URL="$url" "$(dirname "$python")/st" run "$url/v1/openapi.json" --phases examples,coverage,fuzzing \
     --max-examples "${CAIRN_REST_EXAMPLES:-60}" --seed "${CAIRN_REST_SEED:-1}" --workers 2 --warnings off \
     --report-junit-path "$dir/report.xml" "$@") || status=$?
   [ -f "$dir/report.xml" ] || die "schemathesis ended with $status and without a report"
-  "$python" tests/rest/totals.py "$dir/report.xml"
+  "$python" tests/rest/totals.py "$dir/report.xml" "$dir/answered.json"
 }

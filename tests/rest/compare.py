@@ -2,15 +2,17 @@
 
     compare.py [--holes] [--passed N] URL_A URL_B
 
-Every path of the OpenAPI document is asked for: lists page by page, and what they name one by one. Cursors are sealed with a key of each
-store, so each side follows its own and they are not compared. With `--holes` the derived rows have holes, and the answers have to name them. Prints
-`N passed, M failed`, with those that passed before (`--passed`).
+Every path of the OpenAPI document is asked for, and has to give a good answer at least once: lists page by page, what they name one by one, and the stream of
+blocks, replayed whole. Cursors are sealed with a key of each store, so each side follows its own and they are not compared; nor is the height at which a node
+was asked about a name. With `--holes` the derived rows have holes, and the answers have to name them. Prints `N passed, M failed`, with those that passed
+before (`--passed`).
 """
 
 import argparse
 import json
 import re
 import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +22,20 @@ SAMPLES = 12
 # So many holes an answer names, at most.
 MAX_INCOMPLETE = 100
 CURSORS = re.compile(r'("next"|"resume"):"[^"]+"')
+# A node is asked at the block that is final when a worker comes by, and that depends on how far the archive has grown by then.
+ASKED_AT = re.compile(r'"asked_at_height":"[0-9]+"')
+# What only Flow has: on an EVM chain no worker fills the tables behind it, and that has to be the answer.
+OF_FLOW = {
+    "/v1/accounts/{address}/keys",
+    "/v1/contracts/{address}/versions",
+    "/v1/flow/evm/absences",
+    "/v1/flow/evm/blocks",
+    "/v1/flow/evm/gaps",
+    "/v1/flow/evm/splits",
+}
+STREAM = "/v1/blocks/stream"
+# So long a stream may take to come to the tip.
+STREAM_S = 60
 
 
 class Pair:
@@ -29,15 +45,91 @@ class Pair:
         self.passed = 0
         self.failures = []
         self.statuses = {}
+        # Of each template of the document: the statuses that requests of its kind had.
+        self.statuses_of = {}
+        self.templates = []
         # Of each answer: how many holes it counts, and how many it names.
         self.holes = []
 
-    def get(self, base, path):
+    def get(self, base, path, headers={}):
         try:
-            with urllib.request.urlopen(base + path, timeout=30) as answer:
+            with urllib.request.urlopen(urllib.request.Request(base + path, headers=headers), timeout=30) as answer:
                 return answer.status, answer.headers.get("content-type"), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.headers.get("content-type"), error.read().decode()
+
+    def count(self, path, status):
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        parts = urllib.parse.urlsplit(path).path.split("/")
+        fits = [
+            template
+            for template in self.templates
+            if len(parts) == len(template.split("/"))
+            and all(part == own or own.startswith("{") for part, own in zip(parts, template.split("/")))
+        ]
+        # One without a place to fill goes before.
+        if fits:
+            self.statuses_of.setdefault(min(fits, key=lambda template: template.count("{")), set()).add(status)
+
+    def judge_paths(self):
+        """Every path has given a good answer, but for those of Flow, which say that nobody fills them."""
+        for template in self.templates:
+            statuses = self.statuses_of.get(template, set())
+            if template in OF_FLOW:
+                if statuses != {501}:
+                    self.failures.append((template, f"it is Flow's own, and the statuses were {sorted(statuses)}, not 501 alone"))
+            elif 200 not in statuses:
+                self.failures.append((template, f"no request of this kind had a good answer; the statuses were {sorted(statuses)}"))
+        for template in OF_FLOW - set(self.templates):
+            self.failures.append((template, "the document has no such path"))
+
+    def events(self, base, last_event_id, last_height):
+        """The frames of the stream after an event, up to the block of a height; without an event, the first one."""
+        request = urllib.request.Request(base + STREAM)
+        if last_event_id is not None:
+            request.add_header("Last-Event-ID", last_event_id)
+        frames, lines = [], []
+        deadline = time.monotonic() + STREAM_S
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            self.count(STREAM, answer.status)
+            for line in answer:
+                if time.monotonic() > deadline:
+                    break
+                if line.strip():
+                    lines.append(line.decode())
+                    continue
+                # A comment says that the stream is there.
+                frame, lines = "".join(one for one in lines if not one.startswith(":")), []
+                if not frame:
+                    continue
+                frames.append(frame)
+                if last_event_id is None or frame_of(frame).get("id", "::").split(":")[1] == str(last_height):
+                    break
+        return frames
+
+    def compare_events(self, tip):
+        """The newest block as the stream gives it, and all blocks after the first one, each side going on from its own newest event's reorg."""
+        newest = [self.events(base, None, None)[0] for base in self.bases]
+        marks = [frame_of(frame)["id"].split(":")[0] for frame in newest]
+        first = json.loads(self.get(self.bases[0], "/v1/blocks/0")[2])["data"]["id"]
+        replays = [self.events(base, f"{mark}:0:{first}", tip) for base, mark in zip(self.bases, marks)]
+        for what, (ours, theirs) in (("the newest event", [[one] for one in newest]), ("the replay", replays)):
+            differs = next((pair for pair in zip(ours, theirs) if pair[0] != pair[1]), None)
+            if differs or len(ours) != len(theirs):
+                ours, theirs = differs or (f"{len(ours)} events", f"{len(theirs)} events")
+                self.failures.append((f"{STREAM} {what}", [(200, "", ours), (200, "", theirs)]))
+            else:
+                self.passed += len(ours)
+        heights = [json.loads(frame_of(frame).get("data", "{}")).get("height") for frame in replays[0]]
+        if heights != [str(height) for height in range(1, tip + 1)]:
+            self.failures.append((STREAM, f"the replay has the heights {heights[:5]} … {heights[-5:]}, {len(heights)} of {tip}"))
+        # What can't be gone on from is refused in the same words.
+        for mark in ("nonsense", f"{marks[0]}:1:{first}", f"{int(marks[0]) + 9}:0:{first}"):
+            refused = [self.get(base, STREAM, {"Last-Event-ID": mark}) for base in self.bases]
+            if refused[0] != refused[1] or refused[0][0] < 400:
+                self.failures.append((f"{STREAM} after {mark}", refused))
+            else:
+                self.passed += 1
 
     def ask(self, path):
         """Compares a path and the pages after it; gives back all that side A's pages hold."""
@@ -46,9 +138,9 @@ class Pair:
         found, paths = [], [path, path]
         for _ in range(PAGES):
             answers = [self.get(base, one) for base, one in zip(self.bases, paths)]
-            self.statuses[answers[0][0]] = self.statuses.get(answers[0][0], 0) + 1
+            self.count(path, answers[0][0])
             masked = [
-                (status, kind, re.sub(CURSORS, r"\1:CURSOR", text).replace(base, "BASE"))
+                (status, kind, ASKED_AT.sub('"asked_at_height":"N"', CURSORS.sub(r"\1:CURSOR", text)).replace(base, "BASE"))
                 for base, (status, kind, text) in zip(self.bases, answers)
             ]
             if masked[0] != masked[1]:
@@ -71,8 +163,20 @@ class Pair:
         return found
 
 
+def frame_of(text):
+    """The fields of an event."""
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+def names_of(one):
+    """What a token or a collection can be searched by: beginnings of its name, of the last word in it, and of its symbol."""
+    said = one.get("token") or one.get("collection") or {}
+    words = [said.get("name"), (said.get("name") or "").split(" ")[-1], said.get("symbol")]
+    return [urllib.parse.quote(word[:5]) for word in words if word]
+
+
 def walk(pair):
-    document = json.loads(pair.get(pair.bases[0], "/v1/openapi.json")[2])
+    pair.templates = list(json.loads(pair.get(pair.bases[0], "/v1/openapi.json")[2])["paths"])
     pair.ask("/v1/openapi.json")
     tip = int(json.loads(pair.get(pair.bases[0], "/v1/status")[2])["data"]["raw_tip_height"])
     pair.ask("/v1/status")
@@ -94,12 +198,17 @@ def walk(pair):
         addresses.add(address)
         for suffix in ("", "/holders?limit=7", "/transfers?limit=9"):
             pair.ask(f"/v1/tokens/{address}{suffix}")
+        pair.ask(f"/v1/contracts/{address}/code")
+        for name in names_of(token):
+            pair.ask(f"/v1/search?q={name}")
         for holder in pair.ask(f"/v1/tokens/{address}/holders?limit=7")[:SAMPLES]:
             addresses.update(v for v in holder.values() if isinstance(v, str) and re.fullmatch("0x[0-9a-f]{40}", v))
     for collection in pair.ask("/v1/nft-collections?limit=50")[:SAMPLES]:
         path = f"/v1/nft-collections/{collection['address']}"
         for suffix in ("", "/owners?limit=9", "/transfers?limit=9"):
             pair.ask(path + suffix)
+        for name in names_of(collection):
+            pair.ask(f"/v1/search?q={name}")
         for item in pair.ask(path + "/items?limit=9")[:SAMPLES]:
             number = item.get("nft_id") or item.get("token_id") or item.get("id")
             pair.ask(f"{path}/items/{number}")
@@ -124,18 +233,11 @@ def walk(pair):
         "/v1/blocks?cursor=abc",
         "/v1/blocks?unknown=1",
         f"/v1/search?q={tip}",
-        "/v1/search?q=tok",
+        "/v1/search?q=club",
+        "/v1/search?q=nobody%20is%20called%20so",
     ):
         pair.ask(path)
-    asked = [urllib.parse.urlsplit(path).path.split("/")[2:] for path in pair.seen]
-    for template in document["paths"]:
-        parts = template.split("/")[2:]
-        if parts[-1] in ("stream", "docs"):
-            continue
-        if not any(
-            len(parts) == len(one) and all(p.startswith("{") or p == o for p, o in zip(parts, one)) for one in asked
-        ):
-            pair.failures.append((template, "no request of this kind was made"))
+    pair.compare_events(tip)
 
 
 def judge_holes(pair, has_holes):
@@ -161,6 +263,7 @@ def main():
     arguments = parser.parse_args()
     pair = Pair(arguments.urls)
     walk(pair)
+    pair.judge_paths()
     judge_holes(pair, arguments.holes)
     pair.passed += arguments.passed
     for path, what in pair.failures[:20]:

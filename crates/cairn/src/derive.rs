@@ -6,6 +6,7 @@ use anyhow::Context;
 use cairn_core::Height;
 use cairn_explorer::decode::evm::transfers::WrappedTokens;
 use cairn_explorer::processors::Settings;
+use cairn_explorer::processors::evm::node::ContractNode;
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::derive::processor::Processor;
 use cairn_pipeline::derive::status::{DeriveStatus, Halt};
@@ -28,15 +29,26 @@ pub fn catalog(config: &Config) -> anyhow::Result<Catalog> {
     catalog.with_partitions(config.app.partition_heights, &config.app.partitions).context("app.partitions")
 }
 
-/// The processors that the configuration enables. Those that ask a Flow node ask `scripts`, or else the nodes that the configuration names.
-pub fn processors(config: &Config, scripts: Option<Arc<dyn ScriptNode>>) -> anyhow::Result<Vec<Processor>> {
+/// Nodes that this process is connected to already, for those who ask. Where there is none of the chain's kind, those that the configuration names are asked.
+#[derive(Clone, Default)]
+pub struct Asked {
+    /// About contracts of an EVM chain.
+    pub contracts: Option<Arc<dyn ContractNode>>,
+    /// By scripts, on Flow.
+    pub scripts: Option<Arc<dyn ScriptNode>>,
+}
+
+/// The processors that the configuration enables.
+pub fn processors(config: &Config, asked: Asked) -> anyhow::Result<Vec<Processor>> {
     let chain = config.chain();
     let settings = match chain {
-        Chain::Evm => evm_settings(config)?,
+        Chain::Evm => evm_settings(config, asked.contracts)?,
         Chain::Flow(network) => {
             let asks = config.derive.ask_node && !config.chain.access.is_empty();
             let scripts = asks.then(|| {
-                scripts.unwrap_or_else(|| Arc::new(AccessScripts::configured(config, network)) as Arc<_>)
+                asked
+                    .scripts
+                    .unwrap_or_else(|| Arc::new(AccessScripts::configured(config, network)) as Arc<_>)
             });
             Settings { network: Some(network), scripts, ..Settings::default() }
         }
@@ -73,7 +85,7 @@ pub fn check_names(config: &Config) -> anyhow::Result<()> {
 
 fn check_names_on(config: &Config) -> anyhow::Result<()> {
     catalog(config)?;
-    in_order_of_upstreams(processors(config, None)?)?;
+    in_order_of_upstreams(processors(config, Asked::default())?)?;
     Ok(())
 }
 
@@ -90,12 +102,14 @@ fn wrapped_tokens(config: &Config) -> anyhow::Result<WrappedTokens> {
     })
 }
 
-fn evm_settings(config: &Config) -> anyhow::Result<Settings> {
+fn evm_settings(config: &Config, contracts: Option<Arc<dyn ContractNode>>) -> anyhow::Result<Settings> {
     let wrapped = wrapped_tokens(config)?;
     let http = config.chain.rpc.iter().find(|url| url.starts_with("http"));
-    let node = match http.filter(|_| config.derive.ask_node) {
-        Some(url) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),
-        None => None,
+    let node = match (contracts, http) {
+        _ if !config.derive.ask_node => None,
+        (Some(node), _) => Some(node),
+        (None, Some(url)) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),
+        (None, None) => None,
     };
     Ok(Settings { wrapped, node, ..Settings::default() })
 }
@@ -139,12 +153,12 @@ impl Work {
         config: &Config,
         raw: Arc<dyn RawReader>,
         errors: Arc<dyn ErrorLog>,
-        scripts: Option<Arc<dyn ScriptNode>>,
+        asked: Asked,
         hint: watch::Receiver<u64>,
         stop: CancellationToken,
     ) -> anyhow::Result<Work> {
         let catalog = catalog(config)?;
-        let processors = processors(config, scripts)?;
+        let processors = processors(config, asked)?;
         let late = Arc::new(LateApp::default());
         let (board, status) = watch::channel(DeriveStatus::default());
         let task = tokio::spawn({

@@ -12,7 +12,6 @@ use cairn_api::health::{HealthState, Readiness, ReadinessLimits};
 use cairn_api::rest::{self, RestState};
 use cairn_api::{EthApi, MetricsText, OpsConfig, RpcServerConfig, ServerHandle, serve_ops, serve_rpc};
 use cairn_core::{Clock, Height, SystemClock};
-use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::IngestError;
 use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::gaps::GapWatch;
@@ -27,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::chain::Chain;
 use crate::cli::Role;
 use crate::config::{Config, hide_url};
-use crate::derive::Work;
+use crate::derive::{Asked, Work};
 use crate::progress;
 use crate::repair::nightly::{self, Nightly};
 use crate::repair::raw::Fetch;
@@ -89,8 +88,8 @@ pub struct Job {
     pub source: Arc<dyn ChainSource>,
     /// The first height that it has.
     pub first_height: Height,
-    /// The node that Flow's enrichers ask.
-    pub scripts: Option<Arc<dyn ScriptNode>>,
+    /// The nodes that enrichers ask.
+    pub asked: Asked,
     /// What a new store is made with.
     pub info: StoreInfo,
     /// End when the head has been reached once, and derived.
@@ -134,7 +133,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
             config,
             working.clone(),
             beside.clone() as Arc<dyn ErrorLog>,
-            job.scripts,
+            job.asked,
             new_head.clone(),
             stop.clone(),
         )?),
@@ -209,7 +208,7 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
         config,
         raw.clone(),
         raw.clone() as Arc<dyn ErrorLog>,
-        None,
+        Asked::default(),
         new_head.clone(),
         stop.clone(),
     )?;

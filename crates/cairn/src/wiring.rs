@@ -6,7 +6,6 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use cairn_core::{ChainId, Height};
-use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_flow::Network;
 use cairn_source::evm::rpc::{RpcConfig, RpcSource};
 use cairn_source::flow::FlowSource;
@@ -18,6 +17,7 @@ use url::Url;
 use crate::access::AccessScripts;
 use crate::chain::Chain;
 use crate::config::Config;
+use crate::derive::Asked;
 
 /// The largest genesis file that is read, in bytes.
 const MAX_GENESIS_BYTES: u64 = 256 << 20;
@@ -30,8 +30,8 @@ pub struct Nodes {
     pub chain_id: ChainId,
     /// The first height that they serve.
     pub first_height: Height,
-    /// The same nodes for scripts, on Flow: all that is asked of one has one pace.
-    pub scripts: Option<Arc<dyn ScriptNode>>,
+    /// The same nodes for who asks: on Flow, where all that is asked of one has one pace.
+    pub asked: Asked,
 }
 
 /// Connects to the configured nodes.
@@ -46,14 +46,17 @@ pub async fn connect(config: &Config) -> anyhow::Result<Nodes> {
             }
             let options = VerifyOptions { name: "the node".into(), profile, ..VerifyOptions::default() };
             let source = Arc::new(Verified::new(node, options));
-            Ok(Nodes { source, chain_id, first_height: Height::ZERO, scripts: None })
+            Ok(Nodes { source, chain_id, first_height: Height::ZERO, asked: Asked::default() })
         }
         Chain::Flow(network) => {
             let source = Arc::new(connect_flow(config, network).await?);
             Ok(Nodes {
                 chain_id: network.chain_number(),
                 first_height: source.first_height(),
-                scripts: Some(Arc::new(AccessScripts::of(source.clone()))),
+                asked: Asked {
+                    scripts: Some(Arc::new(AccessScripts::of(source.clone()))),
+                    ..Asked::default()
+                },
                 source,
             })
         }

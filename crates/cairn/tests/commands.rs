@@ -185,6 +185,14 @@ fn a_demo_takes_no_chain_out_of_a_file() {
     let said = status(dir.path(), "made");
     assert_eq!((&said["first"], &said["checkpoint"]["height"]), (&json!(0), &json!(3)), "{said}");
     let workers = end_of(cairn(dir.path()).args(["workers", "list", "--data", "made"])).well();
+    assert!(workers.contains("token_worker") && workers.contains("token_metadata_worker"), "{workers}");
+    // Nobody is asked where that is switched off.
+    let mut command = cairn(dir.path());
+    command.env("CAIRN_DERIVE__ASK_NODE", "false");
+    command.args(["demo", "--data", "mute", "--blocks", "3", "--exit-after-head"]);
+    command.args(["--rpc-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"]);
+    end_of(&mut command).well();
+    let workers = end_of(cairn(dir.path()).args(["workers", "list", "--data", "mute"])).well();
     assert!(workers.contains("token_worker") && !workers.contains("token_metadata_worker"), "{workers}");
 }
 

@@ -274,6 +274,57 @@ fn one_process_writes_and_others_may_read() {
 }
 
 #[test]
+fn a_demo_knows_its_contracts_by_name_and_has_their_code_and_uris() {
+    let dir = tempfile::tempdir().expect("dir");
+    let mut service = Service::start(&mut demo(dir.path(), 120, 86_400_000));
+    let answer = |service: &Service, path: &str| -> Value {
+        let (status, text) = service.get(path);
+        assert_eq!(status, 200, "{path}: {text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    service.until("everything is derived", |service| {
+        let (status, text) = service.get("/v1/status");
+        let shown: Value = serde_json::from_str(&text).expect("JSON");
+        let data = &shown["data"];
+        let workers = data["derived"]["workers"].as_array();
+        status == 200
+            && data["raw_tip_height"] == "120"
+            && workers.is_some_and(|workers| {
+                !workers.is_empty() && workers.iter().all(|worker| worker["lag_blocks"] == "0")
+            })
+    });
+
+    let tokens = answer(&service, "/v1/tokens?limit=100");
+    let named = |list: &Value, of: &str| -> Vec<(String, String)> {
+        let named = list["data"].as_array().expect("a list").iter().filter_map(|one| {
+            let (address, name) = (one["address"].as_str()?, one[of]["name"].as_str()?);
+            Some((address.to_owned(), name.to_owned()))
+        });
+        named.collect()
+    };
+    let names = named(&tokens, "token");
+    // All but the one that has none.
+    assert!(names.len() >= 5, "{tokens}");
+    for (address, name) in &names {
+        let found = answer(&service, &format!("/v1/search?q={}", name.to_lowercase().replace(' ', "%20")));
+        let mut addresses = found["data"].as_array().expect("a list").iter().map(|one| &one["address"]);
+        assert!(addresses.any(|found| found == address.as_str()), "{name}: {found}");
+        let code = answer(&service, &format!("/v1/contracts/{address}/code"));
+        assert!(code["data"]["code"].as_str().is_some_and(|code| code.starts_with("0x6080604052")), "{code}");
+    }
+    let collections = answer(&service, "/v1/nft-collections?limit=100");
+    let (collection, name) = &named(&collections, "collection")[0];
+    assert!(name.ends_with(" Club"), "{name}");
+    let items = answer(&service, &format!("/v1/nft-collections/{collection}/items"));
+    let id = items["data"][0]["id"].as_str().expect("an item");
+    let item = answer(&service, &format!("/v1/nft-collections/{collection}/items/{id}"));
+    assert!(item.to_string().contains(&format!("/{id}.json")), "{item}");
+    let created = answer(&service, "/v1/contracts?limit=1");
+    let created = created["data"][0]["address"].as_str().expect("a contract");
+    assert_eq!(answer(&service, &format!("/v1/contracts/{created}/code"))["data"]["status"], "ok");
+}
+
+#[test]
 fn a_port_that_is_taken_is_an_error_that_names_the_flag() {
     let dir = tempfile::tempdir().expect("dir");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");

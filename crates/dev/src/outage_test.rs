@@ -32,7 +32,7 @@ const LEAST_HEIGHTS: u64 = 1_000;
 const LEAST_RATIO: f64 = 0.9;
 /// Behind a chain that lives, derived work is never at its very tip.
 const CAUGHT_UP_LAG_HEIGHTS: u64 = 30;
-/// Besides these: `token_worker` and `ft_holdings_worker`, a mapper and a folder behind it.
+/// Besides these and those that ask a node, which is switched off: `token_worker` and `ft_holdings_worker`, a mapper and a folder behind it.
 const DISABLED: &str = r#"["accounts_worker", "evm_worker", "meta_worker", "nft_ownership_worker", "stats_worker", "tx_contracts_worker", "tx_metrics_worker"]"#;
 
 /// Where things are, and how long.
@@ -86,6 +86,7 @@ async fn play(
         .with("DB_RAW_URL", &databases.urls[0])
         .with("DB_APP_URL", &databases.urls[1])
         .with("CAIRN_DERIVE__DISABLED", DISABLED)
+        .with("CAIRN_DERIVE__ASK_NODE", "false")
         .with("CAIRN_DERIVE__LEASE_TTL_S", "8");
     let mut process = cairn.demo(&[
         "--blocks",

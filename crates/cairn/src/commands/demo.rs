@@ -1,18 +1,43 @@
-//! `cairn demo`: the same as `run` on a synthetic chain made in process.
+//! `cairn demo`: the same as `run` on a synthetic chain made in process, whose contracts are asked in process too.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use alloy_primitives::Address;
 use anyhow::Context;
-use cairn_core::Height;
-use cairn_source::evm::synthetic::{ForkId, LiveOptions, SyntheticChain, SyntheticOptions, SyntheticSource};
+use async_trait::async_trait;
+use bytes::Bytes;
+use cairn_core::{BlockRef, Height};
+use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
+use cairn_pipeline::derive::processor::AskError;
+use cairn_source::evm::synthetic::{
+    ContractAnswers, ForkId, LiveOptions, SyntheticChain, SyntheticOptions, SyntheticSource,
+};
 use cairn_source::verify::{Verified, VerifyOptions};
 
 use crate::chain::settings::ChainConfig;
 use crate::cli::{DemoArgs, Role};
 use crate::config::{self, Config, Overrides};
+use crate::derive::Asked;
 use crate::service::{self, Job, Served};
 use crate::wiring;
+
+/// The node of the synthetic chain, for who asks about contracts. Contracts say the same at every block, so it doesn't matter which one is asked at.
+struct SyntheticNode(ContractAnswers);
+
+#[async_trait]
+impl ContractNode for SyntheticNode {
+    async fn call(&self, to: Address, input: Vec<u8>, _at: BlockRef) -> Result<CallAnswer, AskError> {
+        Ok(match self.0.call(to, &input) {
+            Some(returned) => CallAnswer::Returned(returned.into()),
+            None => CallAnswer::Reverted,
+        })
+    }
+
+    async fn code(&self, address: Address, _at: BlockRef) -> Result<Bytes, AskError> {
+        Ok(self.0.code(address).into())
+    }
+}
 
 /// Makes the chain and runs on it. Without `--data` the archive lives in a temporary directory and goes with the process.
 pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
@@ -42,6 +67,7 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
         VerifyOptions { name: "the synthetic chain".into(), ..VerifyOptions::default() },
     );
     let token = chain.traffic().contracts().erc20.first().copied().map(|token| token.to_string());
+    let contracts = ContractAnswers::new(chain.traffic());
     let sample = sample_transaction(&chain, args.blocks);
     let dir = config.data_dir.display().to_string();
     let token = token.unwrap_or_default();
@@ -63,12 +89,13 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
             );
         }
         eprintln!("  curl -s {ops}/v1/tokens/{}/holders", token.to_lowercase());
+        eprintln!("  curl -s '{ops}/v1/search?q=club'");
         eprintln!();
     };
     let job = Job {
         source: Arc::new(source),
         first_height: Height::ZERO,
-        scripts: None,
+        asked: Asked { contracts: Some(Arc::new(SyntheticNode(contracts))), ..Asked::default() },
         info: wiring::store_info(chain_id, Default::default()),
         exit_after_head: args.exit_after_head,
         role: Role::All,

@@ -294,7 +294,7 @@ struct Worker {
 /// The chain's workers, without mappers that the configuration disables. Those that ask a node count whether this command is told of one or not: others do the work.
 fn workers(config: &Config) -> anyhow::Result<Vec<Worker>> {
     let mut workers: Vec<Worker> = Vec::new();
-    for processor in derive::processors(config, None)? {
+    for processor in derive::processors(config, derive::Asked::default())? {
         let kind = match processor {
             Processor::Mapper(_) => Kind::Mapper,
             Processor::Folder(_) => Kind::Folder,

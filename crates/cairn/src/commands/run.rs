@@ -35,7 +35,7 @@ pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     let job = Job {
         source: nodes.source,
         first_height: nodes.first_height,
-        scripts: nodes.scripts,
+        asked: nodes.asked,
         info: wiring::store_info(nodes.chain_id, chain_config),
         exit_after_head: args.exit_after_head,
         role: args.role,

@@ -102,7 +102,8 @@ async fn compared(
     state: Option<Part>,
     refold: bool,
 ) -> anyhow::Result<Report> {
-    let (catalog, processors) = (derive::catalog(config)?, derive::processors(config, None)?);
+    let catalog = derive::catalog(config)?;
+    let processors = derive::processors(config, derive::Asked::default())?;
     let (catalog, processors) = (&catalog, &processors[..]);
     let derived = Derived { raw, app, catalog, processors, config, refold, ask_after: ASK_AFTER };
     let mut report = derived.repair(range).await;
