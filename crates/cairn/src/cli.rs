@@ -1,10 +1,11 @@
 //! The command line. Flags win over the environment, the environment over the file, the file over the defaults.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::chain::settings::FlowNetwork;
 
@@ -216,7 +217,8 @@ pub enum LeasesCommand {
 }
 
 /// Which lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LeaseId {
     /// One of derived work, by its number.
     Derived(u64),
@@ -232,6 +234,15 @@ impl LeaseId {
             None => (LeaseId::Derived, text),
         };
         number.parse().map(make).map_err(|_| "not a lease's number, nor raw: and its first height".to_owned())
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LeaseId::Derived(id) => write!(f, "{id}"),
+            LeaseId::Raw(start) => write!(f, "raw:{start}"),
+        }
     }
 }
 

@@ -5,8 +5,11 @@ mod chain;
 mod cli;
 mod commands;
 mod config;
+#[cfg(unix)]
+mod control;
 mod derive;
 mod node;
+mod operators;
 mod output;
 mod progress;
 mod repair;

@@ -96,6 +96,9 @@ pub struct Job {
     pub exit_after_head: bool,
     /// What this process does.
     pub role: Role,
+    /// Whether operators' commands may ask it, where it holds files of SQLite.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    pub takes_requests: bool,
     /// Called with the JSON-RPC URL and the ops URL once both servers listen.
     pub announce: Announce,
 }
@@ -137,6 +140,14 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
             new_head.clone(),
             stop.clone(),
         )?),
+        false => None,
+    };
+    #[cfg(unix)]
+    let requests = match job.takes_requests {
+        true => {
+            let late = work.as_ref().map(|work| work.late.clone());
+            crate::control::server::start(config, beside.clone(), late, stop.clone())
+        }
         false => None,
     };
     let parts = Parts {
@@ -193,6 +204,12 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     wait_for_stop(&board).await;
     if let Some(work) = work {
         work.stopped().await;
+    }
+    #[cfg(unix)]
+    if let Some(requests) = requests
+        && let Err(error) = requests.await
+    {
+        tracing::warn!(%error, "operators' requests came to no end");
     }
     servers.stop().await;
     showing.abort();

@@ -17,6 +17,7 @@ use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, Syste
 use cairn_pipeline::ingest::IngestStore;
 use cairn_store::derived::{Catalog, DerivedDump, DerivedReader, DerivedSnapshot, DerivedStore, ErrorLog};
 use cairn_store::{RawDump, RawReader, StoreError};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::chain;
@@ -325,6 +326,9 @@ fn pg_options(config: &DatabaseConfig, url: &str, name: &str) -> PgOptions {
     }
 }
 
+/// How long the app store's lock is waited for: a command that was quicker has it for a moment.
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
+
 /// The app store as readers reach it while it may not be there yet.
 #[derive(Default)]
 pub struct LateApp {
@@ -361,6 +365,7 @@ pub async fn open_app_patiently(
     stop: &CancellationToken,
 ) -> Result<Option<Arc<dyn AppStore>>, StoreError> {
     let mut pause = Duration::from_millis(500);
+    let lock_deadline = Instant::now() + LOCK_WITHIN;
     loop {
         let error = tokio::select! {
             () = stop.cancelled() => return Ok(None),
@@ -369,7 +374,8 @@ pub async fn open_app_patiently(
                 Err(error) => error,
             },
         };
-        if error.kind() != ErrorKind::Retry {
+        let is_held = matches!(error, StoreError::Locked { .. }) && Instant::now() < lock_deadline;
+        if !is_held && error.kind() != ErrorKind::Retry {
             return Err(error);
         }
         tracing::warn!(%error, "the app store can't be reached; ingestion goes on without it");

@@ -99,6 +99,8 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
         info: wiring::store_info(chain_id, Default::default()),
         exit_after_head: args.exit_after_head,
         role: Role::All,
+        // Nobody knows where a temporary archive is.
+        takes_requests: temporary.is_none(),
         announce: Box::new(announce),
     };
     let result = service::run(&config, job).await;

@@ -8,11 +8,12 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::{ErrorFilter, ErrorLog, LoggedError, NewError};
 
 use crate::cli::{ErrorsArgs, ErrorsCommand};
-use crate::commands::reindex;
+use crate::commands::reindex::{self, Stay};
 use crate::config::{self, Config, Overrides};
+use crate::operators::{self, Operation, Stores};
+use crate::output;
 use crate::output::more;
 use crate::stores::{self, Access, RawStore};
-use crate::{derive, output};
 
 /// Bytes of a payload in one line.
 const DATA_LINE_BYTES: usize = 32;
@@ -36,26 +37,34 @@ pub async fn errors(file: Option<&Path>, args: &ErrorsArgs) -> anyhow::Result<()
             Ok(output::print(&(table(&errors, open)? + &more))?)
         }
         ErrorsCommand::Resolve { ids } => {
-            let raw = stores::open_raw(&config, Access::Write).await?;
-            let closed = raw.resolve(ids).await?;
-            Ok(output::print(&format!("{closed} closed\n"))?)
+            operators::carry_out(&config, Operation::ResolveErrors { ids: ids.clone() }).await
         }
         ErrorsCommand::Show { id } => {
             let raw = stores::open_raw(&config, Access::Read).await?;
             Ok(output::print(&whole(&find(&*raw, *id).await?)?)?)
         }
         ErrorsCommand::Retry { id, yes } => {
-            let raw = stores::open_raw(&config, Access::Write).await?;
-            Ok(output::print(&retry(&config, &*raw, *id, *yes).await?)?)
+            operators::carry_out(&config, Operation::RetryError { id: *id, yes: *yes }).await
         }
     }
 }
 
+/// Closes errors; says how many.
+pub async fn resolve(raw: &dyn RawStore, ids: &[u64]) -> anyhow::Result<String> {
+    Ok(format!("{} closed\n", raw.resolve(ids).await?))
+}
+
 /// Asks for an error's height again. It is closed before that, since a worker may come to the height at once, and opens it again where nothing has changed.
-async fn retry(config: &Config, raw: &dyn RawStore, id: u64, yes: bool) -> anyhow::Result<String> {
+pub async fn retry(
+    config: &Config,
+    stores: &Stores,
+    id: u64,
+    yes: bool,
+    stay: &Stay,
+) -> anyhow::Result<String> {
+    let (raw, app) = (stores.raw()?, stores.app()?);
     let found = find(raw, id).await?;
     let NewError { service, height, .. } = &found.error;
-    let app = derive::open_for_command(config).await?;
     let alone = reindex::takes_ranges(config, service)?;
     if !alone && !yes {
         bail!(
@@ -64,7 +73,7 @@ async fn retry(config: &Config, raw: &dyn RawStore, id: u64, yes: bool) -> anyho
     }
     raw.resolve(&[id]).await?;
     let range = alone.then(|| HeightRange::one(*height));
-    let asked = reindex::request(config, &*app, service, range).await;
+    let asked = reindex::request(config, app, service, range, stay).await;
     let message = match asked {
         Ok(message) => message,
         Err(error) => {

@@ -10,6 +10,7 @@ use cairn_store::{RawLease, RawLeaseState};
 
 use crate::cli::{LeaseId, LeasesArgs, LeasesCommand};
 use crate::config::{self, Config, Overrides};
+use crate::operators::{self, Operation, Stores};
 use crate::output::more;
 use crate::stores::{self, Access};
 use crate::{derive, output};
@@ -31,42 +32,38 @@ pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()
             };
             Ok(output::print(&list(&config, &filter).await?)?)
         }
-        LeasesCommand::Retry { id } => {
-            let found = match id {
-                LeaseId::Raw(start) => {
-                    let raw = stores::open_raw(&config, Access::Write).await?;
-                    raw.retry_range(Height(*start)).await?.map(|lease| Line::of_raw(&lease))
-                }
-                LeaseId::Derived(id) => {
-                    let app = derive::open_for_command(&config).await?;
-                    app.retry_lease(*id).await?.map(|lease| Line::of_derived(&lease))
-                }
-            };
-            tell(found, *id, "FAILED")
-        }
+        LeasesCommand::Retry { id } => operators::carry_out(&config, Operation::RetryLease { id: *id }).await,
         LeasesCommand::Release { id } => {
-            let found = match id {
-                LeaseId::Raw(start) => {
-                    let raw = stores::open_raw(&config, Access::Write).await?;
-                    raw.release_range(Height(*start)).await?.map(|lease| Line::of_raw(&lease))
-                }
-                LeaseId::Derived(id) => {
-                    let app = derive::open_for_command(&config).await?;
-                    app.release_lease(*id).await?.map(|lease| Line::of_derived(&lease))
-                }
-            };
-            tell(found, *id, "ACTIVE")
+            operators::carry_out(&config, Operation::ReleaseLease { id: *id }).await
         }
     }
 }
 
-fn tell(found: Option<Line>, id: LeaseId, demanded: &str) -> anyhow::Result<()> {
-    let id = match id {
-        LeaseId::Derived(id) => id.to_string(),
-        LeaseId::Raw(start) => format!("{RAW}:{start}"),
+/// Frees one that failed; shows it.
+pub async fn retry(stores: &Stores, id: LeaseId) -> anyhow::Result<String> {
+    let found = match id {
+        LeaseId::Raw(start) => {
+            stores.raw()?.retry_range(Height(start)).await?.map(|lease| Line::of_raw(&lease))
+        }
+        LeaseId::Derived(id) => stores.app()?.retry_lease(id).await?.map(|lease| Line::of_derived(&lease)),
     };
+    tell(found, id, "FAILED")
+}
+
+/// Takes one from its holder; shows it.
+pub async fn release(stores: &Stores, id: LeaseId) -> anyhow::Result<String> {
+    let found = match id {
+        LeaseId::Raw(start) => {
+            stores.raw()?.release_range(Height(start)).await?.map(|lease| Line::of_raw(&lease))
+        }
+        LeaseId::Derived(id) => stores.app()?.release_lease(id).await?.map(|lease| Line::of_derived(&lease)),
+    };
+    tell(found, id, "ACTIVE")
+}
+
+fn tell(found: Option<Line>, id: LeaseId, demanded: &str) -> anyhow::Result<String> {
     match found {
-        Some(line) => Ok(output::print(&table(&[line])?)?),
+        Some(line) => table(&[line]),
         None => bail!("lease {id} is not {demanded}, or not there; `cairn leases list` shows them"),
     }
 }
@@ -131,7 +128,7 @@ impl Line {
 
     fn of_raw(lease: &RawLease) -> Line {
         Line {
-            id: format!("{RAW}:{}", lease.range.start()),
+            id: LeaseId::Raw(lease.range.start().0).to_string(),
             worker: RAW.into(),
             kind: "fill",
             status: if lease.is_dead() { "DEAD".into() } else { state(lease.state).into() },

@@ -4,6 +4,7 @@
 //! from them is folded anew from its beginning. What rows of these heights name is asked of a node again, once they are made again.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cairn_backends::postgres::Behind;
@@ -13,11 +14,14 @@ use cairn_store::derived::{
     DerivedSnapshot, LeaseFilter, LeaseKind, LeaseStatus, RangeAgain, RebuildRequest, TableClass, TableDef,
     WorkerLease,
 };
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::ReindexArgs;
 use crate::config::{self, Config, Overrides};
+use crate::derive;
+use crate::operators::{self, Operation};
 use crate::stores::AppStore;
-use crate::{derive, output};
 
 /// Rows deleted in one transaction when a worker begins anew.
 const RESET_ROWS: usize = 20_000;
@@ -29,16 +33,41 @@ const LEASES_AT_ONCE: usize = 5_000;
 /// Asks for it; running workers do it.
 pub async fn reindex(file: Option<&Path>, args: &ReindexArgs) -> anyhow::Result<()> {
     let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
-    let app = derive::open_for_command(&config).await?;
-    let range = match (args.from, args.to) {
-        (None, None) => None,
-        (from, to) => {
-            let end = to.map_or(Height(u64::MAX), |to| Height(to).next());
-            Some(HeightRange::new(Height(from.unwrap_or(0)), end))
+    let ReindexArgs { worker, from, to, .. } = args;
+    operators::carry_out(&config, Operation::Reindex { worker: worker.clone(), from: *from, to: *to }).await
+}
+
+/// How long whoever asks for something stays to delete what stands in its way. Leaving early costs nothing: whoever derives goes on with it.
+pub struct Stay {
+    until: Option<Instant>,
+    stop: CancellationToken,
+}
+
+impl Stay {
+    /// Until all is deleted.
+    pub fn to_the_end() -> Stay {
+        Stay { until: None, stop: CancellationToken::new() }
+    }
+
+    /// So long at most, and not after `stop`.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    pub fn within(limit: Duration, stop: CancellationToken) -> Stay {
+        Stay { until: Some(Instant::now() + limit), stop }
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// Deletes what a worker made before its rebuild was begun. What to add to a message where something is left.
+    async fn clear(&self, app: &dyn AppStore, worker: &str) -> anyhow::Result<&'static str> {
+        while !self.is_over() {
+            if !app.reset_step(worker, RESET_ROWS).await? {
+                return Ok("");
+            }
         }
-    };
-    let message = request(&config, &*app, &args.worker, range).await?;
-    Ok(output::print(&message)?)
+        Ok(" once what is left of its rows is deleted, which goes on wherever tables are derived")
+    }
 }
 
 /// Asks for a range of a worker, or for all of it, and for whatever is folded from it. Says what will be done.
@@ -49,6 +78,7 @@ pub async fn request(
     app: &dyn AppStore,
     worker: &str,
     range: Option<HeightRange>,
+    stay: &Stay,
 ) -> anyhow::Result<String> {
     let workers = workers(config)?;
     let found = find(&workers, worker)?;
@@ -63,9 +93,14 @@ pub async fn request(
     let followers: Vec<&Worker> =
         workers.iter().filter(|follower| follower.service.upstreams.contains(&worker)).collect();
     let mut message = String::new();
-    for left in std::iter::once(found).chain(followers.iter().copied()) {
-        let name = left.service.name;
-        if let Some(first) = finish_reset(app, name).await? {
+    for concerned in std::iter::once(found).chain(followers.iter().copied()) {
+        let name = concerned.service.name;
+        if let Some((first, left)) = finish_reset(app, name, stay).await? {
+            if !left.is_empty() {
+                bail!(
+                    "{name}: a reset was begun before, and it begins anew at height {first}{left}; ask again then"
+                );
+            }
             message += &format!(
                 "{name}: a reset that was begun before is finished; it begins anew at height {first}\n"
             );
@@ -78,8 +113,9 @@ pub async fn request(
     let checkpoint =
         snapshot.checkpoint(worker).with_context(|| format!("{worker} has never run here"))?.clone();
     if begins_anew {
-        let first = reset(app, worker).await?;
-        return Ok(message + &format!("{worker} begins anew at height {first}\n"));
+        let first = begin_anew(app, worker).await?;
+        let left = stay.clear(app, worker).await?;
+        return Ok(message + &format!("{worker} begins anew at height {first}{left}\n"));
     }
     let first = first_height(app, worker, checkpoint.next).await?;
     let whole = HeightRange::new(first, checkpoint.next);
@@ -112,8 +148,8 @@ pub async fn request(
     let begun = if finished.is_empty() { begun? } else { begun.context(finished)? };
     for rebuild in begun {
         let name = &rebuild.service;
-        clear(app, name).await?;
-        message += &format!("{name} is folded from it and begins anew at height {}\n", rebuild.first);
+        let left = stay.clear(app, name).await?;
+        message += &format!("{name} is folded from it and begins anew at height {}{left}\n", rebuild.first);
     }
     Ok(message)
 }
@@ -336,26 +372,34 @@ pub async fn first_height(app: &dyn AppStore, worker: &str, otherwise: Height) -
 
 /// Lets a worker begin anew; says where.
 pub async fn reset(app: &dyn AppStore, worker: &str) -> anyhow::Result<Height> {
+    let first = begin_anew(app, worker).await?;
+    clear(app, worker).await?;
+    Ok(first)
+}
+
+async fn begin_anew(app: &dyn AppStore, worker: &str) -> anyhow::Result<Height> {
     let request = RebuildRequest { anew: vec![worker.to_owned()], ..RebuildRequest::default() };
     let begun = app.begin_rebuild(&request).await?;
-    clear(app, worker).await?;
     Ok(begun.first().map_or(Height::ZERO, |rebuild| rebuild.first))
 }
 
-/// Finishes a reset that somebody began and left; says where the worker begins anew. `None`: there is none.
-pub async fn finish_reset(app: &dyn AppStore, worker: &str) -> anyhow::Result<Option<Height>> {
+/// Finishes a reset that somebody began and left; says where the worker begins anew, and what is left to do. `None`: there is none.
+async fn finish_reset(
+    app: &dyn AppStore,
+    worker: &str,
+    stay: &Stay,
+) -> anyhow::Result<Option<(Height, &'static str)>> {
     let snapshot = app.snapshot().await?;
     let left = snapshot.rebuilds().iter().find(|rebuild| rebuild.service == worker && rebuild.is_clearing);
     let Some(first) = left.map(|rebuild| rebuild.first) else { return Ok(None) };
     drop(snapshot);
-    clear(app, worker).await?;
-    Ok(Some(first))
+    let left = stay.clear(app, worker).await?;
+    Ok(Some((first, left)))
 }
 
 /// Deletes what a worker made before its rebuild was begun. Others may do so at the same time.
 pub async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
-    while app.reset_step(worker, RESET_ROWS).await? {}
-    Ok(())
+    Stay::to_the_end().clear(app, worker).await.map(drop)
 }
 
 #[cfg(test)]
@@ -429,7 +473,8 @@ mod tests {
         }
         let range = |from, to| HeightRange::new(Height(from), Height(to));
         let of = |service: &str, range| (service.to_owned(), range);
-        let ask = async |worker: &str, range| request(&config, &*app, worker, range).await;
+        let ask =
+            async |worker: &str, range| request(&config, &*app, worker, range, &Stay::to_the_end()).await;
 
         let told = ask("token_metadata_worker", Some(range(10, 20))).await.expect("asks");
         assert!(told.contains("what heights [10, 20) name is asked again"), "{told}");
@@ -454,6 +499,23 @@ mod tests {
         assert!(told.contains("nft_metadata_worker begins anew at height 0"), "{told}");
         let wrong = ask("ft_holdings_worker", Some(range(1, 2))).await.expect_err("a folder");
         assert!(wrong.to_string().contains("folds from the beginning"), "{wrong}");
+
+        // Whoever doesn't stay leaves what is to be deleted to others, and has begun all the same.
+        done(&*app, "ft_holdings_worker").await;
+        let gone = Stay::within(Duration::ZERO, CancellationToken::new());
+        let told = request(&config, &*app, "ft_holdings_worker", None, &gone).await.expect("begins");
+        assert!(told.contains("begins anew at height 0 once what is left"), "{told}");
+        let is_clearing = async || {
+            let snapshot = app.snapshot().await.expect("reads");
+            let mut rebuilds = snapshot.rebuilds().iter();
+            rebuilds.any(|rebuild| rebuild.service == "ft_holdings_worker" && rebuild.is_clearing)
+        };
+        assert!(is_clearing().await);
+        let again = request(&config, &*app, "ft_holdings_worker", None, &gone).await.expect_err("not yet");
+        assert!(again.to_string().contains("ask again then"), "{again}");
+        let told = ask("ft_holdings_worker", None).await.expect("finishes");
+        assert!(told.contains("a reset that was begun before is finished"), "{told}");
+        assert!(!is_clearing().await);
     }
 
     #[tokio::test]

@@ -39,6 +39,7 @@ pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
         info: wiring::store_info(nodes.chain_id, chain_config),
         exit_after_head: args.exit_after_head,
         role: args.role,
+        takes_requests: true,
         announce: Box::new(announce),
     };
     service::run(&config, job).await

@@ -7,7 +7,8 @@ use anyhow::bail;
 
 use crate::cli::{WorkersArgs, WorkersCommand};
 use crate::config::{self, Config, Overrides};
-use crate::stores::{self, Access};
+use crate::operators::{self, Operation};
+use crate::stores::{self, Access, AppStore};
 use crate::{derive, output};
 
 /// Lists, pauses or resumes.
@@ -15,8 +16,12 @@ pub async fn workers(file: Option<&Path>, args: &WorkersArgs) -> anyhow::Result<
     let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
     match &args.command {
         WorkersCommand::List => list(&config).await,
-        WorkersCommand::Pause { worker } => pause(&config, worker, true).await,
-        WorkersCommand::Resume { worker } => pause(&config, worker, false).await,
+        WorkersCommand::Pause { worker } => {
+            operators::carry_out(&config, Operation::PauseWorker { worker: worker.clone() }).await
+        }
+        WorkersCommand::Resume { worker } => {
+            operators::carry_out(&config, Operation::ResumeWorker { worker: worker.clone() }).await
+        }
     }
 }
 
@@ -45,8 +50,8 @@ async fn list(config: &Config) -> anyhow::Result<()> {
     Ok(output::print(&out)?)
 }
 
-async fn pause(config: &Config, worker: &str, paused: bool) -> anyhow::Result<()> {
-    let app = derive::open_for_command(config).await?;
+/// Lets a worker claim nothing more, or go on; what there is to say.
+pub async fn pause(app: &dyn AppStore, worker: &str, paused: bool) -> anyhow::Result<String> {
     let snapshot = app.snapshot().await?;
     if snapshot.checkpoint(worker).is_none() {
         let known: Vec<_> =
@@ -55,5 +60,5 @@ async fn pause(config: &Config, worker: &str, paused: bool) -> anyhow::Result<()
     }
     drop(snapshot);
     app.set_paused(worker, paused).await?;
-    Ok(output::print(&format!("{worker} {}\n", if paused { "is paused" } else { "goes on" }))?)
+    Ok(format!("{worker} {}\n", if paused { "is paused" } else { "goes on" }))
 }
