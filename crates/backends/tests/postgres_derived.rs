@@ -387,6 +387,30 @@ async fn p06_no_counter_has_32_bits() {
     }
 }
 
+/// A worker makes rows from 0 on while another one is at 20 million: nothing is made between the two.
+#[tokio::test(flavor = "multi_thread")]
+async fn p07_rows_at_0_and_at_20_million_have_partitions_of_their_own_and_none_between() {
+    const HIGH: u64 = 20_000_000;
+    let Some(world) = World::new(|_| {}).await else { return };
+    let (below, above) = (world.claim("mapper", HIGH).await, world.claim("mapper", HIGH).await);
+    assert_eq!((below.range.start(), above.range.start()), (Height(0), Height(HIGH)));
+    world.commit(&above, HIGH + 60, vec![transfer(HIGH + 59, 0, 1)]).await.unwrap();
+    world.commit(&below, 60, vec![transfer(0, 0, 1), transfer(59, 0, 1)]).await.unwrap();
+    let of = |from: u64, to: u64| {
+        format!("SELECT count(*) FROM app.transfers WHERE block_height BETWEEN {from} AND {to}")
+    };
+    assert_eq!((world.count(&of(0, 59)).await, world.count(&of(HIGH, HIGH + 59)).await), (2, 1));
+    // Each with those ahead of it that a commit makes.
+    let names = "SELECT string_agg(c.relname, ' ' ORDER BY length(c.relname), c.relname) FROM pg_inherits i \
+                 JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'app.transfers'::regclass";
+    let conn = world.db.pool().get().await.unwrap();
+    let names: String = conn.query_one(names, &[]).await.unwrap().get(0);
+    assert_eq!(
+        names,
+        "transfers_p0 transfers_p1 transfers_p2 transfers_p20000 transfers_p20001 transfers_p20002"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn p07_partitions_are_there_before_their_rows() {
     let Some(world) = World::new(|_| {}).await else { return };

@@ -263,8 +263,54 @@ async fn p07_four_writers_that_need_the_same_new_partition_at_once() {
     assert!(blocks.windows(2).all(|pair| pair[0].end() <= pair[1].start()));
 }
 
+/// A backfill from 0, while another worker is at 20 million, takes in a block whose node says that it is of the year 2300: there are partitions where there are rows,
+/// and no others.
 #[tokio::test]
-async fn p07_a_backfill_from_0_and_a_head_far_above_get_their_own_partitions() {
+async fn p07_rows_at_0_and_at_20_million_and_of_the_year_2300_have_partitions_where_they_are_and_nowhere_else()
+ {
+    const HIGH: u64 = 20_000_000;
+    const YEAR_2300_MS: u64 = 10_413_792_000_000;
+    let Some(db) = pg::database().await else { return };
+    let (store, fence) = begun(&db).await;
+    let (mut low, high) = (chain(0, 60, 0), chain(HIGH, 60, 0));
+    low[40].facts.timestamp_ms = YEAR_2300_MS;
+    store.append(fence, batch(&low[..1])).await.expect("appends");
+    // One range from there up to 20 million, and the next one, in processes of their own.
+    let stop = Height(HIGH + 60);
+    let (backfill, live) = (open(&db).await, open(&db).await);
+    let claim = async |store: &PgRawStore| store.claim_range("w", 60_000, HIGH, stop).await.expect("claims");
+    let below = claim(&backfill).await.expect("a range");
+    let above = claim(&live).await.expect("a range");
+    assert_eq!((below.range.start(), below.range.end()), (Height(1), Height(HIGH)));
+    assert_eq!((above.range.start(), above.range.end()), (Height(HIGH), stop));
+    let above = live.fill(&above, high[..30].to_vec(), 60_000).await.expect("fills");
+    let below = backfill.fill(&below, low[1..30].to_vec(), 60_000).await.expect("fills");
+    let partitions = "SELECT count(*) FROM pg_inherits";
+    let made = number(store.pool(), partitions).await;
+    backfill.fill(&below, low[30..].to_vec(), 60_000).await.expect("fills");
+    live.fill(&above, high[30..].to_vec(), 60_000).await.expect("fills");
+    assert_eq!(number(store.pool(), partitions).await, made, "a time makes no partition");
+    let expected: Vec<HeightRange> =
+        [0, 50, HIGH, HIGH + 50].map(|first| HeightRange::new(Height(first), Height(first + 50))).to_vec();
+    for table in ["blocks", "transactions", "events"] {
+        assert_eq!(partitions_of(store.pool(), table).await, expected, "{table}");
+    }
+    let from_high = format!("SELECT count(*) FROM raw.blocks WHERE height >= {HIGH}");
+    assert_eq!(number(store.pool(), &from_high).await, 60);
+
+    // The backfill's are the archive's, the far time too; those above wait until what is between is there.
+    let head = store.advance(fence).await.expect("advances");
+    assert_eq!(head.tip, Some(low[59].block_ref()));
+    let snapshot = store.snapshot().await.expect("reads");
+    for block in &low {
+        let stored = snapshot.block(block.facts.height, Parts::all()).await.expect("reads");
+        assert_eq!(stored, Some(as_stored(block, Parts::all())));
+    }
+    assert_eq!(snapshot.block(Height(HIGH), Parts::all()).await.expect("reads"), None);
+}
+
+#[tokio::test]
+async fn p07_an_archive_that_begins_at_20_million_has_only_the_partitions_that_it_needs() {
     let Some(db) = pg::database().await else { return };
     let (store, _) = begun(&db).await;
     let low = PgRawStore::open(options(&db), None).await.expect("opens");
@@ -277,7 +323,7 @@ async fn p07_a_backfill_from_0_and_a_head_far_above_get_their_own_partitions() {
         (0..count).map(|n| HeightRange::new(Height(first + n * 50), Height(first + (n + 1) * 50))).collect()
     };
     assert_eq!(partitions_of(store.pool(), "events").await, expected(20_000_000, 2));
-    // Blocks that are refused make none, however far away they say they are.
+    // Blocks that are refused make none, however high they say they are.
     let far = chain(4_102_444_800_000, 2, 0);
     assert!(matches!(store.append(fence, batch(&far)).await, Err(StoreError::DoesNotLink { .. })));
     let lease =
