@@ -69,6 +69,11 @@ impl DerivedPlace for Place {
         Ok(Arc::new(self.open_raw().await?))
     }
 
+    async fn lose_lease(&self, id: u64) -> Result<()> {
+        self.db.sql(&format!("DELETE FROM app.worker_leases WHERE id = {id}")).await;
+        Ok(())
+    }
+
     async fn open_breaking(&self) -> Result<Breaking> {
         let (store, raw) = (self.open_store().await?, self.open_raw().await?);
         let breaks = Arc::new(Breaks { countdown: Countdown::default(), pool: self.db.pool() });
@@ -101,11 +106,6 @@ impl Breaker for Breaks {
              PERFORM pg_sleep(0.001); END LOOP; RAISE 'a transaction is still open'; END $$";
         self.pool.get().await?.batch(until_none_is_open).await?;
         self.countdown.set(point);
-        Ok(())
-    }
-
-    async fn lose_lease(&self, id: u64) -> Result<()> {
-        self.db.sql(&format!("DELETE FROM app.worker_leases WHERE id = {id}")).await;
         Ok(())
     }
 }
