@@ -1,6 +1,7 @@
 //! Derived work of this process: the processors, the app store, and what runs them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use cairn_core::Height;
@@ -11,7 +12,7 @@ use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::derive::processor::Processor;
 use cairn_pipeline::derive::status::{DeriveStatus, Halt};
 use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy, in_order_of_upstreams};
-use cairn_store::derived::{Catalog, DerivedReader, DerivedStore, ErrorLog};
+use cairn_store::derived::{Catalog, DerivedReader, DerivedStore, ErrorLog, LeaseFilter};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,9 @@ use crate::chain::settings::ChainKind;
 use crate::config::{Config, Malformed};
 use crate::node::HttpContractNode;
 use crate::stores::{self, LateApp};
+
+/// How often a process that waits for derived work looks whether an operator holds it up.
+const HELD_UP_LOOK: Duration = Duration::from_secs(2);
 
 /// Every derived table, with the partitions that the configuration says.
 pub fn catalog(config: &Config) -> anyhow::Result<Catalog> {
@@ -194,25 +198,64 @@ impl Work {
         self.status.clone()
     }
 
-    /// Waits until everything up to the raw tip is derived, or it has halted.
-    pub async fn caught_up(&self, tip: cairn_core::Height) -> anyhow::Result<()> {
+    /// Waits until everything up to the raw tip is derived; an error where it has halted, or where nobody will do it: a worker is paused, or a
+    /// range is dead.
+    pub async fn caught_up(&self, tip: Height) -> anyhow::Result<()> {
         let mut status = self.status.clone();
-        let seen = status
-            .wait_for(|status| {
+        let seen = {
+            let done = status.wait_for(|status| {
                 status.halted.is_some() || status.watermark_exclusive().is_some_and(|next| next > tip)
-            })
-            .await
-            .context("derived work ended early")?
-            .clone();
+            });
+            tokio::select! {
+                biased;
+                seen = done => seen.context("derived work ended early")?.clone(),
+                held_up = self.held_up(tip) => return Err(held_up),
+            }
+        };
         match seen.halted {
             Some(message) => anyhow::bail!("derived work halted: {message}"),
             None => Ok(()),
         }
     }
 
+    /// Looks for what only an operator can set going again.
+    async fn held_up(&self, tip: Height) -> anyhow::Error {
+        loop {
+            tokio::time::sleep(HELD_UP_LOOK).await;
+            // A store that can't be read now is no answer; whoever works says so.
+            let Ok(snapshot) = self.late.snapshot().await else { continue };
+            // Nothing waits for those who ask a node.
+            let waited_for: Vec<&str> = {
+                let status = self.status.borrow();
+                let services = status.services.iter().filter(|(_, service)| !service.is_enricher);
+                services.map(|(name, _)| *name).collect()
+            };
+            let behind = |name: &str| {
+                waited_for.contains(&name) && snapshot.checkpoint(name).is_some_and(|own| own.next <= tip)
+            };
+            if let Some(own) = snapshot.checkpoints().iter().find(|own| own.paused && behind(&own.service)) {
+                let name = &own.service;
+                return anyhow::anyhow!(
+                    "{name} is paused at height {}; `cairn workers resume {name}`",
+                    own.next
+                );
+            }
+            let filter = LeaseFilter { dead: true, limit: 10, ..LeaseFilter::default() };
+            let Ok(dead) = snapshot.leases(&filter).await else { continue };
+            if let Some(lease) = dead.iter().find(|lease| behind(&lease.service)) {
+                return anyhow::anyhow!(
+                    "range {} of {} failed too often: mend what `cairn leases list --dead` says, then `cairn leases retry {}`",
+                    lease.range,
+                    lease.service,
+                    lease.id
+                );
+            }
+        }
+    }
+
     /// Waits for its end; it was told to stop before.
     pub async fn stopped(self) {
-        if tokio::time::timeout(std::time::Duration::from_secs(20), self.task).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(20), self.task).await.is_err() {
             tracing::warn!("derived work did not stop in time; nothing is lost");
         }
     }

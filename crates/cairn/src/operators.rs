@@ -143,7 +143,7 @@ pub async fn perform(
         Operation::RetryError { id, yes } => errors::retry(config, stores, *id, *yes, stay).await,
         Operation::Reindex { worker, from, to } => {
             let range = (from.is_some() || to.is_some()).then(|| {
-                let end = to.map_or(Height(u64::MAX), |to| Height(to).next());
+                let end = to.map_or(Height(u64::MAX), |to| Height(to.saturating_add(1)));
                 HeightRange::new(Height(from.unwrap_or(0)), end)
             });
             reindex::request(config, stores.app()?, worker, range, stay).await

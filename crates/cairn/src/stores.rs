@@ -374,7 +374,9 @@ pub async fn open_app_patiently(
                 Err(error) => error,
             },
         };
-        let is_held = matches!(error, StoreError::Locked { .. }) && Instant::now() < lock_deadline;
+        // Where blocks are in a file of the same directory, this process holds that: only a command that ends by itself can have the other.
+        let may_be_held = config.raw.url.is_none() || Instant::now() < lock_deadline;
+        let is_held = matches!(error, StoreError::Locked { .. }) && may_be_held;
         if !is_held && error.kind() != ErrorKind::Retry {
             return Err(error);
         }

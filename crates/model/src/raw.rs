@@ -23,7 +23,7 @@ fn alone(id: Id) -> u8 {
 }
 
 /// The most entries that a reorg log of the model has.
-pub const MAX_ENTRIES: usize = 2;
+pub const MAX_ENTRIES: usize = 3;
 
 /// One entry of the reorg log. Its id is its place in the log, from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

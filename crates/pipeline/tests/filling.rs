@@ -271,6 +271,7 @@ async fn a_range_that_ends_every_process_waits_for_an_operator_in_the_end() {
     // A supervisor starts the next process at once, long before a lease expires.
     for died in 0..MAX_ATTEMPTS {
         let running = world.start();
+        world.until("the first block", |head| head.tip.is_some()).await;
         let mut looks = 0;
         while attempts().await != Some((died, RawLeaseState::Active)) {
             pass_ms(20).await;

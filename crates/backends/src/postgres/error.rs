@@ -79,13 +79,21 @@ fn classify_code(state: &SqlState) -> Failure {
         SqlState::LOCK_NOT_AVAILABLE,
         SqlState::OBJECT_IN_USE,
         SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+        SqlState::SYSTEM_ERROR,
     ];
-    // Connections, too few resources, an operator's or the server's own interruption (a shutdown, a cancelled statement), the machine below it.
-    let passing_classes = ["08", "53", "57", "58"];
+    // Connections, too few resources, an operator's or the server's own interruption (a shutdown, a cancelled statement).
+    let passing_classes = ["08", "53", "57"];
     if passing.contains(state) || passing_classes.iter().any(|class| state.code().starts_with(class)) {
         return Failure::Busy;
     }
-    if *state == SqlState::DATA_CORRUPTED || *state == SqlState::INDEX_CORRUPTED {
+    // A file that the server needs isn't there: what was in it is gone.
+    let corrupt = [
+        SqlState::DATA_CORRUPTED,
+        SqlState::INDEX_CORRUPTED,
+        SqlState::UNDEFINED_FILE,
+        SqlState::DUPLICATE_FILE,
+    ];
+    if corrupt.contains(state) {
         return Failure::Corrupt;
     }
     Failure::Other
@@ -158,7 +166,7 @@ mod tests {
         let of = |code: &str| classify_code(&SqlState::from_code(code));
         let passing = [
             "08000", "08003", "08006", "08P01", "53100", "53200", "53300", "55006", "55P03", "57014",
-            "57P01", "57P02", "57P03", "57P05", "58000", "58030",
+            "57P01", "57P02", "57P03", "57P05", "58000",
         ];
         for code in passing {
             assert_eq!(of(code), Failure::Busy, "{code}");
@@ -167,10 +175,10 @@ mod tests {
         for code in ["40001", "40P01"] {
             assert_eq!(of(code), Failure::Again, "{code}");
         }
-        for code in ["XX001", "XX002"] {
+        for code in ["XX001", "XX002", "58P01", "58P02"] {
             assert_eq!(of(code), Failure::Corrupt, "{code}");
         }
-        for code in ["42501", "42703", "0A000", "22003", "XX000"] {
+        for code in ["42501", "42703", "0A000", "22003", "58030", "XX000"] {
             assert_eq!(of(code), Failure::Other, "{code}");
         }
     }

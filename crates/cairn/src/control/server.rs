@@ -118,7 +118,8 @@ impl Doer {
         let listener = UnixListener::bind(short.path())?;
         drop(short);
         place::close_to_others(socket)?;
-        let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(socket)?);
+        // This process's own user: a file's owner is what a mount makes of it.
+        let owner = UnixStream::pair()?.0.peer_cred()?.uid();
         self.accept(&listener, owner).await;
         // As long as the lock is held, so that it is no other process's.
         if let Err(error) = std::fs::remove_file(socket) {
@@ -318,6 +319,8 @@ fn shortened(outcome: Outcome) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use cairn_store::ReorgMark;
+
     use super::super::client::ask;
     use super::*;
     use crate::derive;
@@ -340,7 +343,9 @@ mod tests {
         }
 
         async fn open_app(&self) {
-            self.late.set(derive::open_for_command(&self.config).await.expect("opens"));
+            let app = derive::open_for_command(&self.config).await.expect("opens");
+            app.adopt([7; 16], ReorgMark { id: 0, digest: [0; 32] }).await.expect("adopts");
+            self.late.set(app);
         }
 
         fn doer(&self, limits: Limits) -> Arc<Doer> {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// How long a child may take for what it must do.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The binary, with nothing of this process's settings, working in `dir`.
 pub fn cairn(dir: &Path) -> Command {

@@ -226,7 +226,14 @@ impl Worker {
     ) -> Result<(), DeriveError> {
         let mut held = self.hold(lease, asked_at);
         let left = self.chunks(&mut held, listener).await;
-        self.leave(&held, left).await
+        let is_refused = left.as_ref().is_err_and(DeriveError::is_of_one_range);
+        self.leave(&held, left).await?;
+        if is_refused {
+            // Where the database refuses more than this range, not one range after the other is to fail at once.
+            let pause_ms = self.context.options.failed_pause(held.lease.attempt);
+            self.pause(tokio::time::sleep(Duration::from_millis(pause_ms))).await;
+        }
+        Ok(())
     }
 
     /// Gives a lease back as its end demands. An error is one that ends all derived work of this process.
@@ -315,7 +322,11 @@ impl Worker {
                         Err(Lost) => return Ok(Left::Lost),
                         Ok(helped) => helped?,
                     };
-                    if !helped && self.wait_for_work(held, listener, poll).await == Err(Lost) {
+                    if helped {
+                        continue;
+                    }
+                    let is_lost = self.wait_for_work(held, listener, poll).await == Err(Lost);
+                    if is_lost || self.is_anothers(&held.lease).await? {
                         return Ok(Left::Lost);
                     }
                     continue;
@@ -399,6 +410,20 @@ impl Worker {
     fn is_live(&self, lease: &WorkerLease) -> bool {
         let tip = self.context.wake.head().and_then(|head| head.tip);
         tip.is_some_and(|tip| lease.range.end() > tip.height)
+    }
+
+    /// Whether a lease was taken from this worker while it waited: a service that begins anew, or an operator's release, would else wait for the
+    /// next block, or the next renewal.
+    async fn is_anothers(&self, lease: &WorkerLease) -> Result<bool, DeriveError> {
+        match self.context.app.lease(lease.id).await {
+            Ok(now) => Ok(now.is_none_or(|now| now.fence != lease.fence)),
+            Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
+            // The renewal will tell.
+            Err(error) => {
+                tracing::debug!(service = self.service().name, %error, "can't look at the lease now");
+                Ok(false)
+            }
+        }
     }
 
     async fn wait_for_work(&self, held: &Held, listener: &mut Listener, poll: Duration) -> Result<(), Lost> {

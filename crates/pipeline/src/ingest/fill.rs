@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
 use cairn_source::Heads;
+use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{RawLease, RawLeaseState, StoreError};
 use futures::future::join_all;
 use tokio::sync::mpsc;
@@ -170,6 +171,11 @@ impl Ingester {
         let owner = owner_of(fill, worker);
         let mut worked = false;
         while !shutdown.is_cancelled() {
+            // Processes end while these ranges are worked on, and which of them is to blame isn't known: one at a time, so that those that
+            // aren't get further and no count of theirs goes on.
+            if worker > 0 && self.are_ends_many().await? {
+                break;
+            }
             let claimed =
                 self.store.claim_range(&owner, fill.lease_ttl_ms, fill.range_heights, stop_exclusive).await?;
             let Some(lease) = claimed else { break };
@@ -181,6 +187,12 @@ impl Ingester {
             }
         }
         Ok(worked)
+    }
+
+    /// Whether a range that is still tried has ended badly half as often as it may.
+    async fn are_ends_many(&self) -> Result<bool, IngestError> {
+        let leases = self.store.snapshot().await?.raw_leases().await?;
+        Ok(leases.iter().any(|lease| !lease.is_dead() && lease.attempt >= MAX_ATTEMPTS / 2))
     }
 
     async fn head_lost(&self, head_fence: cairn_core::Fence) -> Result<bool, IngestError> {
@@ -199,13 +211,14 @@ impl Ingester {
         let result = tokio::select! {
             biased;
             result = self.fill_range(head_fence, fill, &mut lease, joined, shutdown) => result,
-            lost = self.keep_alive(&held, fill.lease_ttl_ms) => Err(lost),
+            lost = self.keep_alive(head_fence, &held, fill.lease_ttl_ms) => Err(lost),
         };
         let finished = lease.done_to >= lease.range.end();
         let fenced = matches!(&result, Err(error) if error.kind() == ErrorKind::Fenced);
-        if !finished && !fenced {
+        if !finished {
             let transient = result.as_ref().err().is_none_or(|error| error.kind().is_retryable());
-            let bad_end = !transient && lease.done_to == begun_at;
+            // Where the head is another's, the lease may still be this process's: its successor waits for it. Another's is refused.
+            let bad_end = !transient && !fenced && lease.done_to == begun_at;
             if let Err(error) = self.store.release(&lease, bad_end).await {
                 // It expires by itself; the first failure is what the caller should hear of.
                 tracing::debug!(%error, range = %lease.range, "could not give the lease back");
@@ -214,15 +227,22 @@ impl Ingester {
         result
     }
 
-    /// Renews a lease at a third of its time, whatever is waited for meanwhile. Ends only where it is another's: then what is still fetched
-    /// is of no use. An answer that fails is asked for again soon; until then the fence alone decides (law 5).
-    async fn keep_alive(&self, held: &RawLease, ttl_ms: u64) -> IngestError {
+    /// Renews a lease at a third of its time, whatever is waited for meanwhile. Ends only where it is another's, or the head is: then what is
+    /// still fetched is of no use. An answer that fails is asked for again soon; until then the fence alone decides (law 5).
+    async fn keep_alive(&self, head_fence: cairn_core::Fence, held: &RawLease, ttl_ms: u64) -> IngestError {
         let (beat, soon) = ((ttl_ms / 3).max(1), (ttl_ms / 24).max(1));
         let mut pause_ms = beat;
         loop {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = match self.store.renew_range(held, ttl_ms).await {
-                Ok(_) => beat,
+                // Else a process that has lost the head could keep its successor from the range as long as its source is silent.
+                Ok(_) => match self.store.snapshot().await.map(|snapshot| snapshot.head().fence) {
+                    Ok(current) if current != head_fence => {
+                        return StoreError::Fenced { what: "the head".into(), held: head_fence, current }
+                            .into();
+                    }
+                    _ => beat,
+                },
                 Err(error) if error.kind() == ErrorKind::Fenced => return error.into(),
                 Err(error) => {
                     tracing::debug!(%error, range = %held.range, "the lease could not be renewed now");

@@ -106,12 +106,21 @@ impl Ingester {
 
     /// Runs until it is told to stop, its work is done, or it must halt. The status board says what it is doing, also at the end.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<Finished, IngestError> {
-        let source = Arc::new(UntilStopped::new(self.source.clone(), shutdown.clone()));
+        let stop = shutdown.child_token();
+        let source = Arc::new(UntilStopped::new(self.source.clone(), stop.clone()));
         let stoppable = Ingester { source, ..self.clone() };
+        let mut driving = std::pin::pin!(stoppable.drive(&stop));
         let result = tokio::select! {
             biased;
-            result = stoppable.drive(&shutdown) => result,
-            error = self.maintain() => Err(error),
+            result = &mut driving => result,
+            error = self.maintain() => {
+                // It gives back what it has claimed, so that nobody counts a bad end.
+                stop.cancel();
+                if let Err(also) = driving.await {
+                    tracing::debug!(error = %also, "ingestion ended as maintenance did");
+                }
+                Err(error)
+            }
         };
         match &result {
             Ok(_) => self.status.state(IngestState::Stopped),
