@@ -1029,14 +1029,17 @@ async fn what_a_failover_answers_passes() {
         let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$");
         conn.batch(&raise).await.expect_err("it fails")
     };
-    for code in ["08006", "25006", "53300", "57P01", "57P03", "58030"] {
+    for code in ["08006", "25006", "53300", "57P01", "57P03", "58000"] {
         let error = fails(code).await;
         assert!(matches!(error, StoreError::Busy(_)), "{code}: {error}");
     }
-    for code in ["42501", "22003"] {
+    // A disk that can't be read is of this range, and a file that isn't there is damage.
+    for code in ["42501", "22003", "58030"] {
         let error = fails(code).await;
         assert!(matches!(error, StoreError::Database(_)), "{code}: {error}");
     }
+    let error = fails("58P01").await;
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
     let same = number(&pool, "SELECT pg_backend_pid()::bigint").await;
     fails("57P03").await;
     assert_eq!(number(&pool, "SELECT pg_backend_pid()::bigint").await, same);
