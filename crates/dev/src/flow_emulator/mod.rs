@@ -56,10 +56,10 @@ pub struct Options {
     #[command(flatten)]
     server: ServerArgs,
     /// Random deeds before anything is taken back, and in each round.
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 30)]
     deeds: u64,
     /// How often blocks are taken back.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 2)]
     rounds: u64,
     /// Decides what happens.
     #[arg(long, default_value_t = 1)]
