@@ -26,6 +26,7 @@ mod errors;
 mod evm_lookup;
 mod filler;
 mod head;
+mod lanes;
 mod maintain;
 mod moves;
 mod options;
@@ -79,6 +80,7 @@ pub(super) struct Shared {
     /// `None`: the database's clock.
     clock: Option<Arc<dyn Clock>>,
     partitions: Partitions,
+    lanes: Arc<lanes::Lanes>,
     payloads: Option<Payloads>,
     scripts: scripts::KnownScripts,
     hook: Mutex<Option<Arc<dyn CommitHook>>>,
@@ -146,6 +148,7 @@ impl PgRawStore {
             options,
             clock,
             partitions,
+            lanes: Arc::default(),
             payloads,
             scripts: scripts::KnownScripts::default(),
             hook: Mutex::new(None),
@@ -238,6 +241,7 @@ impl Shared {
             options,
             clock: self.clock.clone(),
             partitions: self.partitions.clone(),
+            lanes: self.lanes.clone(),
             scripts: scripts::KnownScripts::default(),
             hook: Mutex::new(None),
             statement_hook: Mutex::new(None),

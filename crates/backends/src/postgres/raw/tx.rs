@@ -9,8 +9,10 @@ use bytes::Bytes;
 use cairn_core::HeightRange;
 use cairn_store::memory::CommitHook;
 use cairn_store::{Result, StoreError};
+use tokio::sync::MutexGuard;
 use tokio_postgres::Row;
 
+use super::lanes::Lanes;
 use super::{Shared, schema};
 use crate::postgres::error::Failure;
 use crate::postgres::pool::{CopyIn, Param};
@@ -24,6 +26,7 @@ pub(super) struct Tx {
     conn: PgConn,
     hook: Option<Arc<dyn StatementHook>>,
     partitions: Partitions,
+    lanes: Arc<Lanes>,
     /// Whether a partition that this process knows was not there.
     partition_gone: AtomicBool,
 }
@@ -88,6 +91,7 @@ impl Tx {
         heights: HeightRange,
     ) -> Result<HeightsCopy<'_>> {
         self.step()?;
+        let lane = self.lanes.enter(table).await;
         let partition = self.partitions.holding(table, heights);
         let name = partition.as_deref().unwrap_or(table);
         let sql = format!("COPY {}.{name} ({columns}) FROM STDIN (FORMAT binary)", schema::SCHEMA);
@@ -95,7 +99,7 @@ impl Tx {
         if begun.is_err() && partition.is_some() && self.conn.failure() == Some(Failure::NoTable) {
             self.partition_gone.store(true, Ordering::Relaxed);
         }
-        Ok(HeightsCopy { table, copy: begun? })
+        Ok(HeightsCopy { table, copy: begun?, _lane: lane })
     }
 }
 
@@ -103,6 +107,7 @@ impl Tx {
 pub(super) struct HeightsCopy<'a> {
     table: &'static str,
     copy: CopyIn<'a>,
+    _lane: Option<MutexGuard<'a, ()>>,
 }
 
 impl HeightsCopy<'_> {
@@ -138,6 +143,7 @@ impl Shared {
                 conn,
                 hook: statement_hook.clone(),
                 partitions: self.partitions.clone(),
+                lanes: self.lanes.clone(),
                 partition_gone: AtomicBool::new(false),
             };
             let done = match work(&tx).await {
