@@ -107,6 +107,21 @@ async fn lists_of_blocks_that_a_deep_reorg_took_go() {
     }
 }
 
+/// A hash that stands for an event isn't taken for the event.
+#[tokio::test]
+async fn an_event_in_object_storage_is_named_by_its_hash() {
+    let Some(db) = pg::database().await else { return };
+    let (store, _) = begun(&db, &with_events(chain(0, 3, 0), 1)).await;
+    let away = "UPDATE raw.events SET payload = NULL, payload_hash = decode(repeat('ab', 32), 'hex') WHERE block_height = 1";
+    db.pool().get().await.expect("connects").batch(away).await.expect("runs");
+    list_all(&store).await;
+    let named = format!(
+        "SELECT count(*) FROM raw.transaction_events_debug WHERE (events = 'sha256:{}') = (block_height = 1)",
+        "ab".repeat(32)
+    );
+    assert_eq!((lists(&db).await.0, number(&db, &named).await), (3, 3));
+}
+
 /// Counts statements.
 #[derive(Default)]
 struct Counting(AtomicU64);

@@ -26,7 +26,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS raw.transaction_events_debug (
     transaction_index BIGINT NOT NULL,
     block_id BYTEA NOT NULL,
     id BYTEA NOT NULL,
-    -- Each event's bytes as hex, in order, with a space between; cut.
+    -- Each event's first bytes as hex, or `sha256:` and the hash of one that lies in object storage; in order, with a space between; cut.
     events TEXT NOT NULL,
     PRIMARY KEY (block_height, transaction_index))";
 const FORGET: &str = "DELETE FROM raw.transaction_events_debug d WHERE d.block_height > $1 \
@@ -34,7 +34,8 @@ const FORGET: &str = "DELETE FROM raw.transaction_events_debug d WHERE d.block_h
 const ADD: &str = "INSERT INTO raw.transaction_events_debug (block_height, transaction_index, block_id, id, events) \
      SELECT t.block_height, t.transaction_index, b.id, t.id, left(e.events, $3) \
      FROM raw.blocks b JOIN raw.transactions t ON t.block_height = b.height CROSS JOIN LATERAL ( \
-       SELECT string_agg(encode(substr(coalesce(x.payload, x.payload_hash, ''), 1, $4), 'hex'), ' ' ORDER BY x.event_index) AS events \
+       SELECT string_agg(CASE WHEN x.payload IS NULL THEN 'sha256:' || coalesce(encode(x.payload_hash, 'hex'), '') \
+       ELSE encode(substr(x.payload, 1, $4), 'hex') END, ' ' ORDER BY x.event_index) AS events \
        FROM (SELECT payload, payload_hash, event_index FROM raw.events x WHERE x.block_height = t.block_height \
                AND x.transaction_id = t.id AND x.transaction_index = t.transaction_index \
              ORDER BY x.event_index LIMIT $5) x) e \
