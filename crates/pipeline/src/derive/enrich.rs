@@ -17,6 +17,7 @@ use super::error::DeriveError;
 use super::fold::demand_own_checkpoint;
 use super::processor::Enricher;
 use super::read::{not_yet, read_raw};
+use super::steps::{self, Steps};
 
 pub(super) async fn prepare(
     context: &Context,
@@ -25,6 +26,7 @@ pub(super) async fn prepare(
     heights: HeightRange,
 ) -> Result<Prepared, DeriveError> {
     let asks_again = lease.kind == LeaseKind::Reindex;
+    let mut steps = Steps::begin(enricher.service());
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes, None).await?;
     if asks_again && chunk.finalized.is_some() && chunk.finalized_exclusive == Height::ZERO {
@@ -103,7 +105,9 @@ pub(super) async fn prepare(
         });
     }
     questions.sort_by(|a, b| (a.named, &a.key).cmp(&(b.named, &b.key)));
+    steps.done(steps::READ);
     let Answers { answers, open_from } = ask_all(context, enricher, lease.id, start, &questions).await?;
+    steps.done(steps::ASK);
     if let Some(open_from) = open_from {
         chunk.cut(open_from);
     }

@@ -16,6 +16,7 @@ use super::processor::{Folder, Malformed};
 use super::read::{not_yet, read_raw};
 use super::report;
 use super::state::{ChunkInput, ChunkState, Found, Missing, cut_events};
+use super::steps::{self, Steps};
 
 /// How many rows are loaded by one read.
 const KEYS_PER_READ: usize = 4_096;
@@ -28,6 +29,7 @@ pub(super) async fn prepare(
     _lease: &WorkerLease,
     heights: HeightRange,
 ) -> Result<Prepared, DeriveError> {
+    let mut steps = Steps::begin(folder.service());
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(&context.raw, &context.app, heights, folder.parts(), max_bytes, None).await?;
     let snapshot = context.app.snapshot().await?;
@@ -58,20 +60,24 @@ pub(super) async fn prepare(
     let last_id = chunk.last_id();
     let finalized = chunk.finalized_exclusive;
     let blocks = std::mem::take(&mut chunk.blocks);
+    steps.done(steps::READ);
     let folding = folder.clone();
     let input = context.compute(move || ChunkInput::fold(&*folding, blocks, events)).await?;
     let input = Arc::new(input);
     let mut state = ChunkState::new(&**folder, &context.catalog, finalized)?;
     let mut missing = state.touched_by(&input)?;
+    steps.done(steps::COMPUTE);
     let mut reader = Reader { context, folder, from: chunk.heights.start(), snapshot, lookups: 0 };
     let (state, malformed) = loop {
         reader.load(&mut state, missing).await?;
+        steps.done(steps::READ);
         let (folding, input, mut worked) = (folder.clone(), input.clone(), state.clone());
         let run = move || {
             let (errors, missing) = worked.run(&*folding, &input)?;
             Ok((worked, errors, missing))
         };
         let (worked, errors, more) = context.compute(run).await?;
+        steps.done(steps::COMPUTE);
         if more.is_empty() {
             break (worked, errors);
         }

@@ -13,6 +13,7 @@ use super::guard::map_block;
 use super::processor::Mapper;
 use super::read::read_raw;
 use super::report::{self, Report};
+use super::steps::{self, Steps};
 
 /// What was made of a chunk's blocks.
 struct Made {
@@ -32,11 +33,13 @@ pub(super) async fn prepare(
     heights: HeightRange,
     quarantine: bool,
 ) -> Result<Prepared, DeriveError> {
+    let mut steps = Steps::begin(mapper.service());
     let parts = mapper.parts();
     // What is made again is made of what is stored now.
     let recent = Some(&context.recent).filter(|_| lease.kind == LeaseKind::Index);
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(&context.raw, &context.app, heights, parts, max_bytes, recent).await?;
+    steps.done(steps::READ);
     let service = mapper.service();
     let blocks = std::mem::take(&mut chunk.blocks);
     let mapping = mapper.clone();
@@ -75,6 +78,7 @@ pub(super) async fn prepare(
             Ok(Made { rows, malformed: errors, quarantined, last, cut })
         })
         .await?;
+    steps.done(steps::COMPUTE);
     let Made { rows, malformed, quarantined, last: last_id, cut } = made;
     if let Some(end) = cut {
         chunk.cut(end);

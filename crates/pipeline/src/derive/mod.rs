@@ -31,6 +31,7 @@ pub mod replay;
 mod report;
 pub mod state;
 pub mod status;
+mod steps;
 mod unanswered;
 mod wake;
 mod worker;

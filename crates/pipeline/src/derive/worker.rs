@@ -25,6 +25,7 @@ use super::options::MalformedPolicy;
 use super::processor::{Processor, ServiceInfo};
 use super::read::not_yet;
 use super::status::Halt;
+use super::steps::{self, Steps};
 use super::wake::Listener;
 use super::{enrich, fold, map, report};
 use crate::backoff::Backoff;
@@ -551,6 +552,7 @@ impl Worker {
         let rows = commit.rows.iter().map(|rows| rows.rows.len()).sum::<usize>()
             + commit.states.iter().map(|rows| rows.rows.len()).sum::<usize>();
         let (chunk, ttl_ms) = (commit.chunk, commit.ttl_ms);
+        let mut steps = Steps::begin(self.service());
         let committed = match self.context.app.commit_chunk(lease, commit).await {
             Ok(committed) => committed,
             // The answer may have been lost; the lease says whether it happened.
@@ -559,6 +561,7 @@ impl Worker {
             }
             Err(error) => return Err(error.into()),
         };
+        steps.done(steps::COMMIT);
         metrics::counter!("cairn_worker_rows_total", "service" => name).increment(rows as u64);
         self.context.board.service(name, |service| service.rows += rows as u64);
         self.context.board.heights(name, chunk, quarantined);
