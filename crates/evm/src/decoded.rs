@@ -124,6 +124,14 @@ pub struct DecodedBlock {
     pub transactions: Vec<DecodedTx>,
 }
 
+impl DecodedTx {
+    /// The contract that it created: none where it failed (E09), or calls an account, whatever address a node names.
+    pub fn created_contract(&self) -> Option<Address> {
+        let creates = !matches!(self.to, Recipient::Call(_)) && self.status != TxStatus::Failed;
+        self.receipt.contract_address.filter(|_| creates)
+    }
+}
+
 impl DecodedBlock {
     /// Decodes the parts that are there. Transactions and receipts have to be; without the body only receipts and logs are known of
     /// the transactions; without the extras an answer lacks what the node had beyond consensus; without the header there is no price

@@ -34,8 +34,8 @@ pub(crate) struct Block {
     /// As RFC 3339; null for a time that has no date.
     #[schema(format = "date-time")]
     pub timestamp: Option<String>,
-    pub transaction_count: u32,
-    pub log_count: u32,
+    pub transaction_count: Num,
+    pub log_count: Num,
     /// Of an EVM chain's block; else null.
     pub evm: Option<EvmHeader>,
     /// Of a Flow block; else null.
@@ -76,8 +76,8 @@ impl Block {
             parent_id: Hash::of(facts.parent_id.as_bytes()),
             timestamp_ms: Num(facts.timestamp_ms),
             timestamp: rfc3339(facts.timestamp_ms),
-            transaction_count: facts.tx_count,
-            log_count: facts.log_count,
+            transaction_count: Num(facts.tx_count.into()),
+            log_count: Num(facts.log_count.into()),
             evm,
             flow,
         })

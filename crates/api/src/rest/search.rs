@@ -67,9 +67,21 @@ pub(crate) enum Found {
 pub(crate) struct SearchAnswer {
     /// What was found, the surest first.
     pub data: Vec<Found>,
+    pub page: SearchPage,
+    pub meta: Meta,
+}
+
+/// How much was found. There is no next page.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SearchPage {
+    /// Null, always.
+    pub next: Option<String>,
+    /// Null, always.
+    pub resume: Option<String>,
+    /// The most tokens and collections that are found by name.
+    pub limit: u32,
     /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them.
     pub has_more: bool,
-    pub meta: Meta,
 }
 
 /// What to look for.
@@ -115,7 +127,7 @@ fn wanted(chain: RestChain, text: &str) -> Wanted {
 }
 
 /// Search. A number is a height; it may begin a name too, where names are known. At most 20 tokens and collections are found, the first ones by name; where there may be
-/// more, `has_more` says so, and a longer beginning finds them.
+/// more, `page.has_more` says so, and a longer beginning finds them.
 #[utoipa::path(
     get,
     path = "/v1/search",
@@ -186,7 +198,8 @@ pub(crate) async fn search(
     if !term.is_empty() && view.has("search_index")? {
         has_more = names(&view, term, api.limits().max_examined_rows, &mut data).await?;
     }
-    Ok(Json(SearchAnswer { data, has_more, meta: view.meta() }))
+    let page = SearchPage { next: None, resume: None, limit: MAX_NAMES as u32, has_more };
+    Ok(Json(SearchAnswer { data, page, meta: view.meta() }))
 }
 
 async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {

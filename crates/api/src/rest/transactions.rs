@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use cairn_core::{Height, HeightRange, Parts, StoredBlock, TxId, TxStatus};
-use cairn_evm::{BlockView, DecodedBlock, DecodedLog, DecodedTx, Recipient};
+use cairn_evm::{BlockView, DecodedBlock, DecodedLog, DecodedTx};
 use cairn_flow::{DecodedEvent, Network};
 use cairn_store::TxPlace;
 use cairn_store::derived::{Row, Value};
@@ -189,7 +189,7 @@ pub(crate) struct Transaction {
     /// On Flow what kinds of things it did, such as `evm`, `ft`, `account-created`. Null on other chains, and where `contracts` is null.
     #[schema(max_items = 200)]
     pub tags: Option<Vec<String>>,
-    pub event_count: u32,
+    pub event_count: Num,
     /// Of a Flow transaction; else null.
     pub flow: Option<FlowTransaction>,
     /// The first events, where they were asked for; else null.
@@ -241,7 +241,7 @@ impl Transaction {
             fee: None,
             contracts: None,
             tags: None,
-            event_count: 0,
+            event_count: Num(0),
             flow: None,
             events: None,
             events_next: None,
@@ -251,14 +251,12 @@ impl Transaction {
     fn of(stored: &StoredBlock, tx: &DecodedTx) -> Transaction {
         let receipt = &tx.receipt;
         let address = |address: alloy_primitives::Address| Address::of(address.as_slice());
-        // A creation that failed has no contract (E09).
-        let created = tx.to == Recipient::Create && tx.status != TxStatus::Failed;
         Transaction {
             tx_type: tx.ty.map(Num),
             is_injected: tx.is_injected,
             from: tx.sender.map(address),
             to: tx.to.address().map(address),
-            contract_address: receipt.contract_address.filter(|_| created).map(address),
+            contract_address: tx.created_contract().map(address),
             nonce: tx.nonce.map(Num),
             value: tx.value.map(Amount),
             input: tx.input.clone().map(Data),
@@ -273,7 +271,7 @@ impl Transaction {
             blob_gas_used: receipt.blob_gas_used.map(Num),
             blob_gas_price: receipt.blob_gas_price.map(Amount::of),
             l1_fee: receipt.l1_fee.map(Amount),
-            event_count: receipt.logs.len() as u32,
+            event_count: Num(receipt.logs.len() as u64),
             ..Transaction::bare(tx.id, BlockStamp::of(&stored.facts), tx.index, tx.status.into())
         }
     }

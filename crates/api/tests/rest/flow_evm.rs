@@ -199,7 +199,7 @@ async fn a_flow_transaction_says_what_its_evm_transactions_are() {
         assert_eq!(said["error_message"].is_string(), evm.error_code != 0);
         let contract = evm.created.map(|created| created.to_string().to_lowercase());
         assert_eq!(said["contract_address"], json!(contract));
-        assert_eq!(said["log_count"], evm.logs.len());
+        assert_eq!(said["log_count"], evm.logs.len().to_string());
         assert_eq!(said["direct_call"].is_string(), evm.tx_type == 255);
         failed += u32::from(evm.error_code != 0);
         direct += u32::from(evm.tx_type == 255);

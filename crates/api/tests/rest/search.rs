@@ -60,7 +60,7 @@ async fn found(world: &World, text: &str) -> (usize, bool, bool) {
     let mut addresses: Vec<&Value> = data.iter().map(|one| &one["address"]).collect();
     addresses.dedup();
     assert_eq!(addresses.len(), data.len(), "each once: {data:?}");
-    (data.len(), has_last, reply.json["has_more"].as_bool().expect("is said"))
+    (data.len(), has_last, reply.json["page"]["has_more"].as_bool().expect("is said"))
 }
 
 #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ pub(crate) struct FlowEvmTransaction {
     /// The contract that it created.
     pub contract_address: Option<Address>,
     /// How often it logged.
-    pub log_count: Option<u32>,
+    pub log_count: Option<Num>,
     /// What can't be read of it; else null.
     pub problem: Option<String>,
 }
@@ -145,7 +145,7 @@ impl FlowEvmTransaction {
             .contract_address
             .filter(|_| executed.error_code == 0)
             .map(|address| Address::of(address.as_slice()));
-        self.log_count = Some(executed.logs.len() as u32);
+        self.log_count = Some(Num(executed.logs.len() as u64));
     }
 
     fn inner(&mut self, inner: &EvmTransaction) {

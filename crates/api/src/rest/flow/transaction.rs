@@ -259,7 +259,7 @@ impl FlowTx {
             from: flow.payer.clone(),
             gas_limit: Some(flow.computation_limit),
             gas_used: flow.computation_used,
-            event_count: tx.events.len() as u32,
+            event_count: Num(tx.events.len() as u64),
             flow: Some(flow),
             ..Transaction::bare(
                 tx.id,

@@ -11,7 +11,6 @@ use cairn_core::{Parts, StoredBlock};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
 use super::EvmBlocks;
-use super::evm_worker::created_contract;
 use crate::names::ACCOUNTS_WORKER;
 use crate::processors::Settings;
 use crate::tables::accounts::{ADDRESS_TRANSACTIONS, AddressTransaction, Roles};
@@ -48,7 +47,7 @@ impl Mapper for AccountsWorker {
             if let Some(recipient) = tx.to.address() {
                 roles.entry(recipient).or_default().is_recipient = true;
             }
-            if let Some(created) = created_contract(tx) {
+            if let Some(created) = tx.created_contract() {
                 roles.entry(created).or_default().is_created = true;
             }
             for placed in &moves.placed {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use cairn_core::{Parts, StoredBlock, TxStatus};
+use cairn_core::{Parts, StoredBlock};
 use cairn_evm::{DecodedLog, DecodedTx, Recipient};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
@@ -50,12 +50,6 @@ impl Mapper for EvmWorker {
     }
 }
 
-/// The contract that a transaction created: none where it failed (E09), whatever address a node names.
-pub(crate) fn created_contract(tx: &DecodedTx) -> Option<Address> {
-    let creates = !matches!(tx.to, Recipient::Call(_)) && tx.status != TxStatus::Failed;
-    tx.receipt.contract_address.filter(|_| creates)
-}
-
 fn transaction(block: &StoredBlock, tx: &DecodedTx) -> Row {
     let address = |address: Option<Address>| opt(address, |address| Value::bytes(address.as_slice()));
     let wide = |number: Option<u128>| opt(number, |number| Value::Amount(U256::from(number)));
@@ -72,7 +66,7 @@ fn transaction(block: &StoredBlock, tx: &DecodedTx) -> Row {
         Value::Bool(tx.is_injected),
         address(tx.sender),
         address(tx.to.address()),
-        address(created_contract(tx)),
+        address(tx.created_contract()),
         opt(tx.nonce, |nonce| Value::Amount(U256::from(nonce))),
         opt(tx.value, Value::Amount),
         opt(method, |input| Value::Bytes(input.slice(..4))),

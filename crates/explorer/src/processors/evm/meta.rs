@@ -15,7 +15,6 @@ use cairn_pipeline::derive::processor::{
 use cairn_store::derived::Severity;
 
 use super::EvmBlocks;
-use super::evm_worker::created_contract;
 use crate::names::META_WORKER;
 use crate::processors::Settings;
 use crate::tables::contracts::{SMART_CONTRACTS, SmartContract};
@@ -59,7 +58,7 @@ impl Mapper for MetaWorker {
         for (at, tx) in decoded.transactions().iter().enumerate() {
             // An address that was created twice in one transaction keeps the later creation.
             let mut created: BTreeMap<Address, SmartContract> = BTreeMap::new();
-            if let Some(address) = created_contract(tx) {
+            if let Some(address) = tx.created_contract() {
                 let code = tx.input.as_ref().map(|code| keccak256(code).to_vec().into());
                 let contract = SmartContract {
                     creator_address: tx.sender.map(super::bytes),

@@ -12,7 +12,6 @@ use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor,
 
 use super::EvmBlocks;
 use super::block::Moves;
-use super::evm_worker::created_contract;
 use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
 use crate::tables::transactions::{TX_CONTRACTS, TxContract};
@@ -80,7 +79,7 @@ fn touched(tx: &DecodedTx, moves: &Moves) -> BTreeMap<Address, [bool; TAGS.len()
     if let Some(called) = tx.to.address().filter(|_| has_input) {
         tag(called, CALL);
     }
-    if let Some(created) = created_contract(tx) {
+    if let Some(created) = tx.created_contract() {
         tag(created, CREATE);
     }
     for log in &tx.receipt.logs {
