@@ -559,6 +559,41 @@ async fn r09_a_holder_in_every_block_is_restored_in_bounded_steps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn r09_three_blocks_of_a_large_table_are_undone_without_reading_the_rest() {
+    const HEIGHTS: u64 = 600;
+    const PER_BLOCK: u64 = 50;
+    let Some(world) = World::new(|_| {}).await else { return };
+    let mapper = world.claim("mapper", 1_000).await;
+    let rows = (0..HEIGHTS).flat_map(|height| (0..PER_BLOCK).map(move |n| transfer(height, n, n as u8)));
+    let rows: Vec<Row> = rows.collect();
+    world.commit(&mapper, HEIGHTS, rows).await.unwrap();
+    world.db.pool().get().await.unwrap().batch("ANALYZE").await.unwrap();
+    // What was read of the tables in the place of rows, by scans of whole tables and by indexes.
+    const READ: &str = "SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint FROM pg_stat_user_tables \
+                        WHERE schemaname = 'app' AND relname LIKE 'transfers%'";
+    const DELETED: &str = "SELECT coalesce(sum(n_tup_del), 0)::bigint FROM pg_stat_user_tables \
+                           WHERE schemaname = 'app' AND relname LIKE 'transfers%'";
+    // Statistics are told some time after a transaction.
+    let told = async |sql: &'static str, least: i64| {
+        for _ in 0..100 {
+            let now = world.count(sql).await;
+            if now >= least {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{sql}: never {least}");
+    };
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let before = world.count(READ).await;
+    apply(&world.store, &reorg(HEIGHTS - 4, 3), 10_000).await;
+    let undone = 3 * PER_BLOCK as i64;
+    assert_eq!(told(DELETED, undone).await, undone);
+    let read = world.count(READ).await - before;
+    assert!(read <= 4 * undone, "{read} of {} rows were read to delete {undone}", HEIGHTS * PER_BLOCK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_does_not_know_a_table_applies_no_reorg() {
     let Some(world) = World::new(|_| {}).await else { return };
     static LATER: TableDef = TableDef {

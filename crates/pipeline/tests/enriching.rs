@@ -277,6 +277,44 @@ async fn l05_a_worker_that_cannot_renew_its_lease_writes_nothing_after_its_own_d
     working.stop().await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn l04_a_job_longer_than_its_lease_is_done_once_where_it_is_renewed() {
+    const TTL_MS: u64 = 2_000;
+    let world = Derived::new(tiny(1), 3).await;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let notes = asked.clone();
+    // The first question takes five times as long as the lease.
+    let enricher = names(move |_, at| {
+        let mut asked = notes.lock().unwrap();
+        asked.push(at.height.get());
+        (if asked.len() == 1 { 5 * TTL_MS } else { 1 }, Ok(Some("a name".into())))
+    });
+    let options =
+        DeriveOptions { lease_ttl_ms: TTL_MS, lease_margin_ms: TTL_MS / 4, reap_ms: 500, ..world.options() };
+    // Two processes: what the first lets go, the second takes.
+    let first = world.start(vec![marks(|_, _| Ok(())), enricher.clone()], options.clone());
+    world.until_next("mark_worker", 4).await;
+    let leases = async || {
+        let all = world.leases().await.into_iter();
+        all.filter(|lease| lease.service == "name_worker").collect::<Vec<_>>()
+    };
+    world.until("the enricher at work", async || !leases().await.is_empty()).await;
+    let begun = leases().await;
+    let second = world.start(vec![enricher], options);
+    world.until_next("name_worker", 4).await;
+    let mut heights = asked.lock().unwrap().clone();
+    heights.sort_unstable();
+    assert_eq!(heights, [0, 1, 2, 3]);
+    let ended = leases().await;
+    assert_eq!(ended.len(), 1);
+    assert_eq!(
+        (ended[0].id, ended[0].fence, ended[0].attempt),
+        (begun[0].id, begun[0].fence, begun[0].attempt)
+    );
+    first.stop().await.unwrap();
+    second.stop().await.unwrap();
+}
+
 async fn until_made_again(world: &Derived) {
     let is_done = |lease: &cairn_store::derived::WorkerLease| {
         lease.kind != LeaseKind::Reindex || lease.status == LeaseStatus::Completed
