@@ -73,7 +73,9 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let token = token.unwrap_or_default();
     let announce = move |served: &Served| {
         eprintln!(
-            "a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}\n{served}\n\nTry:"
+            "a synthetic chain of ERC-20, ERC-721 and ERC-1155 traffic, archived in {dir}\n\
+             (its amounts are random: people give away what they never had, so balances are below 0 as often as not)\n\
+             {served}\n\nTry:"
         );
         let (rpc, ops) = (served.rpc_url.as_deref().unwrap_or_default(), &served.ops_url);
         for (method, params) in [

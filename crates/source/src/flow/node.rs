@@ -224,7 +224,6 @@ impl Node {
         question: Q,
         most_bytes: usize,
     ) -> std::result::Result<Bytes, Status> {
-        metrics::counter!("cairn_source_requests_total", "endpoint" => self.name.clone()).increment(1);
         let mut grpc = self.grpc.clone().max_decoding_message_size(most_bytes);
         let asking = async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -234,6 +233,12 @@ impl Node {
             let timeout_ms = self.timeout.as_millis();
             Err(Status::unavailable(format!("no answer to {call:?} within {timeout_ms} ms")))
         });
+        let outcome = match &answer {
+            Ok(_) => "ok",
+            Err(status) => word_of(status.code()),
+        };
+        metrics::counter!("cairn_source_requests_total", "endpoint" => self.name.clone(), "outcome" => outcome)
+            .increment(1);
         match &answer {
             Err(status) if status.code() == Code::Unavailable => self.health.failed(),
             _ => self.health.answered(),
@@ -284,5 +289,28 @@ impl Node {
             check: "flow_block".into(),
             message: error.to_string(),
         }
+    }
+}
+
+/// A code as metrics name it.
+fn word_of(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::Cancelled => "cancelled",
+        Code::Unknown => "unknown",
+        Code::InvalidArgument => "invalid-argument",
+        Code::DeadlineExceeded => "deadline-exceeded",
+        Code::NotFound => "not-found",
+        Code::AlreadyExists => "already-exists",
+        Code::PermissionDenied => "permission-denied",
+        Code::ResourceExhausted => "resource-exhausted",
+        Code::FailedPrecondition => "failed-precondition",
+        Code::Aborted => "aborted",
+        Code::OutOfRange => "out-of-range",
+        Code::Unimplemented => "unimplemented",
+        Code::Internal => "internal",
+        Code::Unavailable => "unavailable",
+        Code::DataLoss => "data-loss",
+        Code::Unauthenticated => "unauthenticated",
     }
 }
