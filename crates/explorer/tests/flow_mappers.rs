@@ -313,24 +313,54 @@ fn whose_an_evm_account_is() {
             [("address", value("String", address)), ("uuid", value("UInt64", "18446744073709551615"))];
         event(&format!("{EVM}.CadenceOwnedAccountCreated"), &fields)
     };
-    let issued = |number: u64| {
-        let kind = json!({"kind": "Reference", "type": {"kind": "Resource", "typeID": format!("{EVM}.CadenceOwnedAccount")}});
-        about(
-            "flow.StorageCapabilityControllerIssued",
-            number,
-            &[("type", value("Type", json!({"staticType": kind})))],
-        )
+    let reference = |contract: &str| {
+        let account = json!({"kind": "Resource", "typeID": format!("{contract}.CadenceOwnedAccount")});
+        json!({"kind": "Reference", "authorization": {"kind": "Unauthorized"}, "type": account})
     };
+    let issued_of = |number: u64, kind: Json| {
+        let fields = [("type", value("Type", json!({"staticType": kind})))];
+        about("flow.StorageCapabilityControllerIssued", number, &fields)
+    };
+    let issued = |number: u64| issued_of(number, reference(EVM));
+    let published = |number: u64, contract: &str| {
+        let capability =
+            json!({"id": "1", "address": account(number).to_string(), "borrowType": reference(contract)});
+        about("flow.CapabilityPublished", number, &[("capability", value("Capability", capability))])
+    };
+    // Anybody has an account of that name in a contract of that name, and names that begin or end as it does.
+    let strangers = "A.0000000000000002.EVM";
+    let longer = json!({"kind": "Resource", "typeID": format!("{EVM}.CadenceOwnedAccountKeeper")});
+    let by_two = |events| FlowTx { authorizers: vec![1, 2], ..with(events) };
     let txs = [
         with(vec![coa(1)]),
-        FlowTx { authorizers: vec![1, 2], ..with(vec![coa(2)]) },
-        FlowTx { authorizers: vec![1, 2], ..with(vec![coa(3), issued(2)]) },
+        by_two(vec![coa(2)]),
+        by_two(vec![coa(3), issued(2)]),
+        by_two(vec![coa(4), published(2, EVM)]),
+        by_two(vec![coa(5), issued_of(2, reference(strangers)), published(2, strangers)]),
+        with(vec![coa(6), issued_of(2, reference(strangers)), published(2, strangers)]),
+        by_two(vec![coa(7), issued(1), published(2, strangers)]),
+        by_two(vec![coa(8), issued_of(2, json!({"kind": "Reference", "type": longer}))]),
+        // Of two accounts nothing says which.
+        by_two(vec![coa(9), issued(1), published(2, EVM)]),
     ];
     let tables = map_all(&flow_block(5, &txs));
     let told = |of| told(&tables, "coa_accounts", of);
-    assert_eq!(told("coa_address"), [1, 2, 3].map(|byte| hex::encode([byte; 20])));
-    assert_eq!(told("owner_rule"), ["authorizer", "unknown", "capability"]);
-    assert_eq!(told("owner_address"), [shown(1), nobody(), shown(2)]);
+    assert_eq!(told("coa_address"), [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|byte| hex::encode([byte; 20])));
+    let (owners, rules) = (told("owner_address"), told("owner_rule"));
+    let found: Vec<_> = owners.iter().map(String::as_str).zip(rules.iter().map(String::as_str)).collect();
+    let (first, second) = (&*shown(1), &*shown(2));
+    let wanted = [
+        (first, "authorizer"),
+        ("null", "unknown"),
+        (second, "capability"),
+        (second, "capability"),
+        ("null", "unknown"),
+        (first, "authorizer"),
+        (first, "capability"),
+        ("null", "unknown"),
+        ("null", "unknown"),
+    ];
+    assert_eq!(found, wanted);
     assert_eq!(told("resource_uuid")[0], u64::MAX.to_string(), "F07: all 64 bits");
 }
 

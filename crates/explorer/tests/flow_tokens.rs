@@ -306,7 +306,16 @@ fn the_types_of_one_contract_are_tokens_of_their_own() {
     events.old(coin, "TokensMinted", 5, None);
     events.deposited_of(&gold, 5, Some(1), 10, 20);
     let moves = events.moves().fungible;
-    assert_eq!((told(&moves), of(&moves)), (vec![(None, at(1), 5, FtKind::Mint)], vec![gold]));
+    assert_eq!((told(&moves), of(&moves)), (vec![(None, at(1), 5, FtKind::Mint)], vec![gold.clone()]));
+
+    // A burn is of the type of which a vault holds exactly as many.
+    let mut events = Events::default();
+    events.withdrawn_of(&vault, 5, Some(1), 10, 20);
+    events.withdrawn_of(&gold, 7, Some(2), 11, 21);
+    events.old(coin, "TokensBurned", 7, None);
+    let moves = events.moves().fungible;
+    assert_eq!(told(&moves), [(at(1), None, 5, FtKind::Withdrawal), (at(2), None, 7, FtKind::Burn)]);
+    assert_eq!(of(&moves), [coin, &gold]);
 
     let cats = "A.0000000000000009.Cats";
     let (cat, kitten) = (format!("{cats}.NFT"), format!("{cats}.Kitten"));
@@ -432,9 +441,14 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever vaults do, an account loses what was withdrawn from it and gains what was deposited to it: in both forms.
+    /// Whatever vaults do, an account loses what was withdrawn from it and gains what was deposited to it: in both forms, and where burns are told in another
+    /// one than movements, or in both.
     #[test]
-    fn accounts_lose_and_gain_what_events_say(steps in proptest::collection::vec(step(), 0..40), is_old in any::<bool>()) {
+    fn accounts_lose_and_gain_what_events_say(
+        steps in proptest::collection::vec(step(), 0..40),
+        is_old in any::<bool>(),
+        (burns_by_contract, burns_by_standard) in (any::<bool>(), any::<bool>()),
+    ) {
         let mut events = Events::default();
         let mut want: BTreeMap<FlowAddress, i128> = BTreeMap::new();
         for step in &steps {
@@ -458,9 +472,11 @@ proptest! {
                     }
                 }
                 Step::Burn { vault, units } => {
-                    match is_old {
-                        true => events.old(FLOW, "TokensBurned", units, None),
-                        false => events.add(&format!("{FT}.Burned"), &json!({"type": format!("{FLOW}.Vault"), "amount": fixed(units), "fromUUID": vault.to_string()})),
+                    if is_old || burns_by_contract {
+                        events.old(FLOW, "TokensBurned", units, None);
+                    }
+                    if !is_old && burns_by_standard {
+                        events.add(&format!("{FT}.Burned"), &json!({"type": format!("{FLOW}.Vault"), "amount": fixed(units), "fromUUID": vault.to_string()}));
                     }
                 }
                 Step::Fee { units } => events.add(FEES, &json!({"amount": fixed(units)})),

@@ -70,6 +70,8 @@ pub enum Deed {
         coa: EvmAddress,
         /// The resource's id.
         uuid: u64,
+        /// Whether the owner gave out a capability of it in the transaction, which others sign too.
+        by_capability: bool,
     },
     /// Tokens went into the EVM, or came out of it.
     Bridged,

@@ -131,7 +131,10 @@ fn keys_contracts_and_evm_accounts_are_those_that_transactions_made() {
                         _ => drop(contracts.insert(contract.clone(), *code_hash)),
                     };
                 }
-                Deed::CoaCreated { coa, .. } => drop(coas.insert(*coa, tx.authorizers.clone())),
+                Deed::CoaCreated { coa, by_capability, .. } => {
+                    assert_eq!(*by_capability, tx.authorizers.len() > 1);
+                    coas.insert(*coa, tx.authorizers[0]);
+                }
                 _ => {}
             }
         }
@@ -147,7 +150,7 @@ fn keys_contracts_and_evm_accounts_are_those_that_transactions_made() {
         }
     }
     assert!(contracts.is_empty(), "{contracts:?}");
-    let truth = ledger.coas.all().map(|(coa, owner)| (*coa, vec![*owner])).collect();
+    let truth = ledger.coas.all().map(|(coa, owner)| (*coa, *owner)).collect();
     assert_eq!(coas, truth);
     assert!(coas.len() > 3);
     let evm_heights: Vec<u64> = ledger.evm_blocks.values().map(|block| block.height).collect();

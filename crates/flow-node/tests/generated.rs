@@ -175,6 +175,8 @@ async fn a_generated_chain_is_whole_and_has_the_ledgers_balances_owners_and_evm_
         "AccountContractRemoved",
         "AccountKeyRemoved",
         "CadenceOwnedAccountCreated",
+        "StorageCapabilityControllerIssued",
+        "CapabilityPublished",
         "FLOWTokensWithdrawn",
         "Everything",
         "Executed",

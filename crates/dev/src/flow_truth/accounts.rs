@@ -178,15 +178,16 @@ pub fn states(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     Ok(expected)
 }
 
-/// `coa_accounts`: whose an EVM account is that a resource owns. Whoever alone authorised the transaction has it.
+/// `coa_accounts`: whose an EVM account is that a resource owns. Whoever gave out a capability of it has it, else whoever alone authorised the transaction.
 pub fn coas(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     let mut expected = Expected::of(&COA_ACCOUNTS)?;
     for (at, done) in truth.deeds() {
-        let Deed::CoaCreated { coa, uuid } = &done.deed else { continue };
+        let Deed::CoaCreated { coa, uuid, by_capability } = &done.deed else { continue };
         let ([height, id], [index, time]) = (at.key(), at.when());
         let owner = truth.ledger.coas.at(coa, truth.height);
         let mut row = vec![height, bytes(coa), id, number(done.event_index), index, time];
-        row.extend([owner.copied().and_then(account), text("authorizer"), number(uuid)]);
+        let rule = if *by_capability { "capability" } else { "authorizer" };
+        row.extend([owner.copied().and_then(account), text(rule), number(uuid)]);
         expected.add(row)?;
     }
     Ok(expected)

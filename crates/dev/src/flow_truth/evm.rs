@@ -40,11 +40,12 @@ fn all<'l>(truth: &Truth<'l>) -> Result<Vec<(&'l EvmTx, TxAt<'l>)>> {
 /// `evm_transactions`.
 pub fn transactions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     let mut expected = Expected::of(&EVM_TRANSACTIONS)?;
-    // Of an EVM block in several Flow blocks, each counts from its own first transaction.
-    let mut used: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+    // Of an EVM block in several Flow blocks, the first one alone says what was used before a transaction.
+    let mut used: BTreeMap<(u64, u64), Option<u64>> = BTreeMap::new();
     for (evm, at) in all(truth)? {
-        let cumulative = used.entry((evm.height, evm.evm_height)).or_default();
-        *cumulative += evm.gas_used;
+        let place = (evm.height, evm.evm_height);
+        let cumulative = used.entry(place).or_insert((evm.index == 0).then_some(0));
+        *cumulative = cumulative.map(|before| before + evm.gas_used);
         // One that pays by the block's price says only what it pays at most.
         let fixed = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_none());
         let most = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_some());
@@ -55,7 +56,7 @@ pub fn transactions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         row.extend([evm.created.and_then(bytes), number(evm.nonce), number(evm.value)]);
         row.extend([evm.input.get(..4).filter(|_| is_call).and_then(bytes), inline(&evm.input)]);
         row.extend([number(evm.input.len()), digest(&evm.input), number(evm.gas_limit)]);
-        row.extend([number(evm.gas_used), number(*cumulative), fixed.clone(), most]);
+        row.extend([number(evm.gas_used), cumulative.and_then(number), fixed.clone(), most]);
         row.extend([evm.max_priority_fee.and_then(number), None, fixed, number(evm.logs.len())]);
         expected.add(row)?;
     }

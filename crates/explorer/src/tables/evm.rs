@@ -9,7 +9,8 @@ use crate::names::EVM_WORKER;
 ///
 /// `nonce` is an amount, since it has 64 bits; `contract_address` is set only where a contract was created (E09); `effective_gas_price`
 /// is null where neither node nor transaction says (E07). `input` is null and `input_hash` (SHA-256) set where there are more than 8 KiB
-/// of it; `method` is its first four bytes.
+/// of it; `method` is its first four bytes. `cumulative_gas_used` is null on Flow where a transaction before it in the EVM block isn't in this Flow block, or
+/// could not be read; `gas_limit` there too, where it is 2^63 or more.
 pub static EVM_TRANSACTIONS: TableDef = TableDef {
     name: "evm_transactions",
     service: EVM_WORKER,
@@ -33,7 +34,7 @@ pub static EVM_TRANSACTIONS: TableDef = TableDef {
         column("input_hash", ColumnType::Bytes).nullable(),
         column("gas_limit", ColumnType::Int).nullable(),
         column("gas_used", ColumnType::Int),
-        column("cumulative_gas_used", ColumnType::Int),
+        column("cumulative_gas_used", ColumnType::Int).nullable(),
         column("gas_price", ColumnType::Amount).nullable(),
         column("max_fee_per_gas", ColumnType::Amount).nullable(),
         column("max_priority_fee_per_gas", ColumnType::Amount).nullable(),

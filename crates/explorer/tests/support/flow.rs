@@ -445,6 +445,10 @@ impl Direct {
     }
 
     pub fn payload(&self) -> Vec<u8> {
+        self.payload_with(23_300)
+    }
+
+    pub fn payload_with(&self, gas_limit: u64) -> Vec<u8> {
         let mut inner = Vec::new();
         DIRECT_CALL.encode(&mut inner);
         self.sub_type.encode(&mut inner);
@@ -452,7 +456,7 @@ impl Direct {
         self.to.encode(&mut inner);
         self.input.as_slice().encode(&mut inner);
         self.value.encode(&mut inner);
-        Encodable::encode(&23_300u64, &mut inner);
+        Encodable::encode(&gas_limit, &mut inner);
         Encodable::encode(&self.nonce, &mut inner);
         let mut payload = vec![DIRECT_CALL];
         Header { list: true, payload_length: inner.len() }.encode(&mut payload);

@@ -147,6 +147,30 @@ impl BlockBuilder<'_> {
         self.set_account(actor, account);
     }
 
+    /// An account gives a capability of what it stores out, and publishes it.
+    pub fn tell_capability(&mut self, tx: &mut Tx, address: FlowAddress, kind: &str, path: &str) {
+        let id = self.next_uuid();
+        let at = |domain: &str| {
+            Cdc(format!(r#"{{"type":"Path","value":{{"domain":"{domain}","identifier":"{path}"}}}}"#))
+        };
+        let kind = format!(
+            r#"{{"kind":"Reference","authorization":{{"kind":"Unauthorized","entitlements":null}},"type":{{"kind":"Resource","typeID":"{kind}","type":"","fields":[],"initializers":[]}}}}"#
+        );
+        let owner = ("address", cdc::address(address));
+        let controller = [
+            ("id", cdc::number("UInt64", id)),
+            owner.clone(),
+            ("type", Cdc(format!(r#"{{"type":"Type","value":{{"staticType":{kind}}}}}"#))),
+            ("path", at("storage")),
+        ];
+        tx.event("flow.StorageCapabilityControllerIssued", &controller);
+        let capability = format!(
+            r#"{{"type":"Capability","value":{{"id":"{id}","address":"{address}","borrowType":{kind}}}}}"#
+        );
+        let published = [owner, ("path", at("public")), ("capability", Cdc(capability))];
+        tx.event("flow.CapabilityPublished", &published);
+    }
+
     /// A contract is added, gets new code, or is removed.
     pub fn change_contract(&mut self, tx: &mut Tx, actor: FlowAddress) {
         let mut account = self.account(actor);

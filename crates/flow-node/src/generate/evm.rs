@@ -165,7 +165,19 @@ impl BlockBuilder<'_> {
         let name = format!("{}.CadenceOwnedAccountCreated", self.evm_contract());
         let address = cdc::string(&hex::encode(coa));
         tx.event(&name, &[("address", address), ("uuid", cdc::number("UInt64", uuid))]);
-        tx.did(Deed::CoaCreated { coa, uuid });
+        let by_capability = self.chance(50);
+        tx.did(Deed::CoaCreated { coa, uuid, by_capability });
+        let kind = format!("{}.CadenceOwnedAccount", self.evm_contract());
+        if by_capability {
+            // One more signs, so that nothing else says whose it is.
+            tx.authorizers.push(self.service());
+            self.tell_capability(tx, actor, &kind, "evm");
+        }
+        if self.chance(30) {
+            let stranger = self.actor();
+            let kind = format!("{}.CadenceOwnedAccount", ContractId::new(stranger, "EVM"));
+            self.tell_capability(tx, stranger, &kind, "evm");
+        }
     }
 
     /// What `FLOWTokensDeposited` and `FLOWTokensWithdrawn` say.

@@ -220,19 +220,27 @@ impl BlockBuilder<'_> {
         tx.scripted(self.imports_of(&token), "burn");
         let vault = self.withdraw(tx, &token, actor, amount);
         self.ledger.supplies.set(token.clone(), self.height, self.supply(&token) - amount);
-        if self.is_old() {
-            tx.event(&format!("{token}.TokensBurned"), &[("amount", cdc::ufix64(amount))]);
-            return tx.burnt(&token, vault, amount);
-        }
-        tx.event(
-            &self.standard("Burned"),
-            &[
+        // Since 1.0 the standard tells of what its `Burner` burns, and a contract that destroys a vault itself tells of it alone, as before; some tell of both.
+        let (by_standard, by_contract) = match self.rng.random_range(0..3) {
+            _ if self.is_old() => (false, true),
+            0 => (true, false),
+            1 => (false, true),
+            _ => (true, true),
+        };
+        if by_standard {
+            let fields = [
                 ("type", cdc::string(&format!("{token}.Vault"))),
                 ("amount", cdc::ufix64(amount)),
                 ("fromUUID", cdc::number("UInt64", vault)),
-            ],
-        );
-        tx.burnt(&token, vault, amount);
+            ];
+            tx.event(&self.standard("Burned"), &fields);
+            tx.burnt(&token, vault, amount);
+        }
+        if by_contract {
+            tx.event(&format!("{token}.TokensBurned"), &[("amount", cdc::ufix64(amount))]);
+            // Of what the standard told already nothing is left.
+            tx.burnt(&token, vault, amount);
+        }
     }
 
     /// Puts tokens into some other resource, of which no event tells; or takes such out again.

@@ -1,4 +1,5 @@
-//! Items: of `ExampleNFT`, and of `OtherNFT`, which emits its own events beside the standard's.
+//! Items: of `ExampleNFT`; of `OtherNFT`, which emits its own events beside the standard's; and of `PackNFT`, whose own word on a destruction has the item's
+//! id alone.
 
 use cairn_flow::FlowAddress;
 use rand::Rng;
@@ -10,7 +11,11 @@ use crate::ledger::{ContractId, Item};
 
 impl BlockBuilder<'_> {
     fn collection(&mut self) -> ContractId {
-        if self.chance(60) { self.cast.example_nft.clone() } else { self.cast.other_nft.clone() }
+        match self.rng.random_range(0..10) {
+            0..5 => self.cast.example_nft.clone(),
+            5..8 => self.cast.other_nft.clone(),
+            _ => self.cast.pack_nft.clone(),
+        }
     }
 
     fn nft_standard(&self) -> ContractId {
@@ -70,7 +75,7 @@ impl BlockBuilder<'_> {
         tx.scripted(self.item_imports(&collection), "mint");
         for _ in 0..self.rng.random_range(1..4) {
             self.counters.items += 1;
-            // The same ids in both collections, and some that use all 64 bits.
+            // The same ids in all collections, and some that use all 64 bits.
             let counted = self.counters.items;
             let id = if counted.is_multiple_of(7) { u64::MAX - counted } else { counted / 2 };
             if self.ledger.items.last(&(collection.clone(), id)).is_some() {
@@ -86,7 +91,7 @@ impl BlockBuilder<'_> {
                 is_burn_told: false,
             };
             self.set_item(&collection, id, item);
-            // One collection tells of mints, the other doesn't.
+            // One collection tells of mints, the others don't.
             if collection == self.cast.example_nft {
                 tx.event(&format!("{collection}.Minted"), &[("id", cdc::number("UInt64", id))]);
                 tx.item_minted(&collection, id);
@@ -136,12 +141,13 @@ impl BlockBuilder<'_> {
         self.set_item(&collection, id, item.destroyed(true));
     }
 
-    /// In the standard's name, which says nothing of the collection; one collection declares the event too. Says whether it does.
+    /// In the standard's name, which says nothing of the collection; two collections declare the event too, each in a form of its own. Says whether this one does.
     fn tell_end(&self, tx: &mut Tx, collection: &ContractId, id: u64, uuid: u64) -> bool {
         let fields = [("id", cdc::number("UInt64", id)), ("uuid", cdc::number("UInt64", uuid))];
-        let is_named = *collection == self.cast.example_nft;
+        let is_named = *collection != self.cast.other_nft;
         if is_named {
-            tx.event(&format!("{collection}.NFT.ResourceDestroyed"), &fields);
+            let own = if *collection == self.cast.pack_nft { &fields[..1] } else { &fields };
+            tx.event(&format!("{collection}.NFT.ResourceDestroyed"), own);
             tx.item_burnt(collection, id);
         }
         tx.event(&format!("{}.NFT.ResourceDestroyed", self.nft_standard()), &fields);

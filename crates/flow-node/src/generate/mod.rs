@@ -8,7 +8,7 @@
 //! | putting a block together | `block` |
 //! | transactions: who signs and pays, fees, failures | `transaction` |
 //! | FLOW and `ExampleToken` | `fungible` |
-//! | `ExampleNFT` and `OtherNFT` | `items` |
+//! | `ExampleNFT`, `OtherNFT` and `PackNFT` | `items` |
 //! | what is on its way within a transaction | `moves` |
 //! | accounts, keys, contracts | `accounts` |
 //! | EVM | `evm` |
@@ -99,6 +99,8 @@ pub(crate) struct Cast {
     pub example_nft: ContractId,
     /// `OtherNFT`, which since Cadence 1.0 emits events of both forms.
     pub other_nft: ContractId,
+    /// `PackNFT`, which says of a destroyed item its id alone.
+    pub pack_nft: ContractId,
 }
 
 impl Cast {
@@ -109,6 +111,7 @@ impl Cast {
             example_token: ContractId::new(places.service, "ExampleToken"),
             example_nft: ContractId::new(places.service, "ExampleNFT"),
             other_nft: ContractId::new(places.flow_fees, "OtherNFT"),
+            pack_nft: ContractId::new(places.flow_token, "PackNFT"),
         }
     }
 }

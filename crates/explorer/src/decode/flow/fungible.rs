@@ -3,6 +3,10 @@
 //! In the new form each vault has an id, so tokens are followed from vault to vault, through splits and merges that belong to no account.
 //! In the old form a deposit takes the withdrawal of the same amount, else the oldest that are left.
 //!
+//! Where a token's vaults are followed and its contract alone says that so many were burnt, it doesn't say in which vault they were: in one that holds
+//! exactly as many and that no later event names, since it is gone; else they are the oldest that are on their way. So such a burn waits for the
+//! transaction's end.
+//!
 //! **Bounds.** One event may end many movements, but a transaction has at most three times as many as events: each event adds or splits three lots at most, and
 //! a movement uses one up.
 //!
@@ -15,7 +19,7 @@ use std::collections::BTreeMap;
 use cairn_flow::FlowAddress;
 
 use super::lots::{Lot, Lots, Origin};
-use super::tokens::{FtKind, FtMove, Said};
+use super::tokens::{FtKind, FtMove, Said, contract_of};
 
 /// The two vaults of an event: the one that it is of, and the one that left it or went into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,11 +28,28 @@ pub(super) struct Vault {
     pub moved: u64,
 }
 
+/// What a vault that is on its way holds.
+#[derive(Debug, Default)]
+struct Held {
+    lots: Lots,
+    /// The last event that names it.
+    named_at: u32,
+}
+
+/// Tokens were burnt in a vault that isn't named.
+#[derive(Debug)]
+struct NamelessBurn {
+    event_index: u32,
+    /// What they are where no vault tells.
+    token: String,
+    amount: u64,
+}
+
 /// One token's tokens on their way.
 #[derive(Debug, Default)]
 struct Token {
     /// By vault, in the new form.
-    vaults: BTreeMap<u64, Lots>,
+    vaults: BTreeMap<u64, Held>,
     /// Those without a vault: in the old form all, in the new one what was minted.
     pool: Lots,
 }
@@ -38,6 +59,7 @@ struct Token {
 pub(super) struct Fungible {
     tokens: BTreeMap<String, Token>,
     moves: Vec<FtMove>,
+    burns: Vec<NamelessBurn>,
     fees: Vec<(u32, u64)>,
     /// The last deposit to the fees' own contract.
     fee_received: Option<(u32, u64)>,
@@ -60,7 +82,7 @@ impl Fungible {
             Said::Burned { vault, amount } => {
                 let token = self.token(contract);
                 let mut taken = match vault {
-                    Some(vault) => token.vaults.entry(vault).or_default().take(amount.into()),
+                    Some(vault) => token.vault(vault, event_index).take(amount.into()),
                     None => token.take_from_pool(amount),
                 };
                 token.complete(&mut taken, amount, event_index);
@@ -72,6 +94,11 @@ impl Fungible {
             | Said::SomeItemDestroyed { .. }
             | Said::ItemDestroyed { .. } => {}
         }
+    }
+
+    /// Hears that a contract whose vaults are followed says itself that so many were burnt: of this token, or another of its types.
+    pub fn hear_burn(&mut self, event_index: u32, token: String, amount: u64) {
+        self.burns.push(NamelessBurn { event_index, token, amount });
     }
 
     fn token(&mut self, contract: &str) -> &mut Token {
@@ -94,11 +121,11 @@ impl Fungible {
             (None, None) => {}
             (Some(vault), Some(from)) => {
                 let lot = Lot { origin: Origin::Account(from), amount, event_index };
-                token.vaults.entry(vault.moved).or_default().put(lot);
+                token.vault(vault.moved, event_index).put(lot);
             }
             (Some(vault), None) => {
-                let taken = token.vaults.entry(vault.of).or_default().take(amount);
-                let to = token.vaults.entry(vault.moved).or_default();
+                let taken = token.vault(vault.of, event_index).take(amount);
+                let to = token.vault(vault.moved, event_index);
                 taken.into_iter().for_each(|lot| to.put(lot));
             }
         }
@@ -116,12 +143,12 @@ impl Fungible {
         let mut taken = match (vault, to) {
             (None, None) => return,
             (None, Some(_)) => token.take_from_pool(amount),
-            (Some(vault), _) => token.vaults.entry(vault.moved).or_default().take(amount.into()),
+            (Some(vault), _) => token.vault(vault.moved, event_index).take(amount.into()),
         };
         if to.is_none() {
             // Into a vault that is on its way itself.
             if let Some(vault) = vault {
-                let into = token.vaults.entry(vault.of).or_default();
+                let into = token.vault(vault.of, event_index);
                 taken.into_iter().for_each(|lot| into.put(lot));
             }
             return;
@@ -163,11 +190,28 @@ impl Fungible {
         }
     }
 
+    fn burnt(&mut self, burn: &NamelessBurn) {
+        let contract = contract_of(&burn.token);
+        let of_contract = self.tokens.range(contract.to_owned()..);
+        let mut of_contract = of_contract
+            .take_while(|(name, _)| name.starts_with(contract))
+            .filter(|(name, _)| contract_of(name) == contract);
+        let holds_it = |(name, token): (&String, &Token)| token.vault_of_burn(burn).map(|_| name.clone());
+        let name = of_contract.find_map(holds_it).unwrap_or_else(|| burn.token.clone());
+        let token = self.token(&name);
+        let mut taken = token.take_for_burn(burn);
+        token.complete(&mut taken, burn.amount, burn.event_index);
+        self.ended(burn.event_index, &name, taken, None, FtKind::Burn);
+    }
+
     /// All movements, by event; what is still on its way left its account.
     pub fn end(mut self, flow: &str) -> Vec<FtMove> {
+        for burn in std::mem::take(&mut self.burns) {
+            self.burnt(&burn);
+        }
         let tokens = std::mem::take(&mut self.tokens);
         for (contract, token) in tokens {
-            let rest = token.vaults.into_values().flat_map(Lots::rest).chain(token.pool.rest());
+            let rest = token.vaults.into_values().flat_map(|held| held.lots.rest()).chain(token.pool.rest());
             let mut rest: Vec<Lot> = rest.collect();
             rest.sort_by_key(|lot| lot.event_index);
             for lot in rest {
@@ -194,6 +238,43 @@ impl Fungible {
 }
 
 impl Token {
+    /// A vault that an event names.
+    fn vault(&mut self, vault: u64, event_index: u32) -> &mut Lots {
+        let held = self.vaults.entry(vault).or_default();
+        held.named_at = event_index;
+        &mut held.lots
+    }
+
+    /// The vault that held exactly what was burnt and that no later event names; of several the one that was named last.
+    fn vault_of_burn(&self, burn: &NamelessBurn) -> Option<u64> {
+        let may_be =
+            |held: &Held| held.named_at < burn.event_index && held.lots.amount() == u128::from(burn.amount);
+        let vaults = self.vaults.iter().filter(|(_, held)| may_be(held));
+        vaults.max_by_key(|(_, held)| held.named_at).map(|(vault, _)| *vault)
+    }
+
+    /// What that vault held; else what was minted as exactly so much; else the oldest that no later event names.
+    fn take_for_burn(&mut self, burn: &NamelessBurn) -> Vec<Lot> {
+        let mut missing = u128::from(burn.amount);
+        if let Some(held) = self.vault_of_burn(burn).and_then(|vault| self.vaults.get_mut(&vault)) {
+            return held.lots.take(missing);
+        }
+        if let Some(lot) = self.pool.take_exactly(missing) {
+            return vec![lot];
+        }
+        let may_be = self.vaults.values_mut().filter(|held| held.named_at < burn.event_index);
+        let mut by_age: Vec<(u32, &mut Lots)> =
+            may_be.filter_map(|held| Some((held.lots.oldest_event()?, &mut held.lots))).collect();
+        by_age.sort_by_key(|(oldest_event, _)| *oldest_event);
+        let mut taken = Vec::new();
+        for (_, lots) in by_age {
+            let more = lots.take(missing);
+            missing -= more.iter().map(|lot| lot.amount).sum::<u128>();
+            taken.extend(more);
+        }
+        taken
+    }
+
     /// Adds to tokens that were found what there are of them beside: minted ones first.
     fn complete(&mut self, taken: &mut Vec<Lot>, amount: u64, event_index: u32) {
         let found = |taken: &[Lot]| taken.iter().map(|lot| lot.amount).sum::<u128>();

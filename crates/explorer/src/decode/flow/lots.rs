@@ -37,6 +37,16 @@ impl Lots {
         }
     }
 
+    /// How many there are.
+    pub fn amount(&self) -> u128 {
+        self.0.iter().map(|lot| lot.amount).sum()
+    }
+
+    /// The event that took the oldest; `None` where there is nothing.
+    pub fn oldest_event(&self) -> Option<u32> {
+        self.0.front().map(|lot| lot.event_index)
+    }
+
     /// Takes a lot of exactly this amount, the oldest of them; `None` where there is none.
     pub fn take_exactly(&mut self, amount: u128) -> Option<Lot> {
         let at = self.0.iter().position(|lot| lot.amount == amount)?;

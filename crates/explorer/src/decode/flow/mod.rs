@@ -4,6 +4,7 @@
 //! between: [`TokenMoves::of`].
 
 mod accounts;
+mod burns;
 mod fees;
 mod fungible;
 mod imports;

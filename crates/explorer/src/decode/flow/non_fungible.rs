@@ -2,6 +2,9 @@
 //!
 //! An item is its resource, whose id the new form says: two items of a collection that have one id are told apart by it. Where an event doesn't
 //! say it, the item's id in its collection decides.
+//!
+//! A destruction is told once or twice: in the standard's name, with the resource's id and without the collection, and in that of the collection's own type, which
+//! may have the item's id alone. Of an item that wasn't taken out before, such two are one where they have the same item's id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +22,14 @@ struct Away {
     event_index: u32,
 }
 
+/// Where the event in the collection's name stands to the one in the standard's: just before it, as the chain tells the two.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Before,
+    Behind,
+    Anywhere,
+}
+
 /// All non-fungible tokens of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct NonFungible {
@@ -33,8 +44,12 @@ pub(super) struct NonFungible {
     nameless: BTreeMap<u64, (Option<u64>, u32)>,
     /// Collections that were said to be those of destroyed resources.
     named: BTreeMap<u64, Item>,
+    /// Items that the chain said to be destroyed in their collection's name without the resource's id, and not yet in the standard's; by the event.
+    without_uuid: BTreeMap<u32, Item>,
     /// Resources whose destruction is told.
     burnt: BTreeSet<u64>,
+    /// The items that they were.
+    burnt_items: BTreeSet<Item>,
 }
 
 impl NonFungible {
@@ -77,12 +92,16 @@ impl NonFungible {
                     self.nameless.insert(uuid, (id, event_index));
                 }
             }
-            Said::ItemDestroyed { id, uuid } => {
+            Said::ItemDestroyed { id, uuid, is_by_chain } => {
                 let item = (contract.to_owned(), id);
                 if let Some(uuid) = uuid {
                     self.named.insert(uuid, item.clone());
                 }
-                self.destroyed(item, uuid, event_index);
+                let is_told =
+                    self.destroyed(item.clone(), uuid, event_index) || self.burnt_items.contains(&item);
+                if is_by_chain && uuid.is_none() && !is_told {
+                    self.without_uuid.insert(event_index, item);
+                }
             }
             _ => {}
         }
@@ -93,6 +112,7 @@ impl NonFungible {
         let Some((taken, away)) = self.take(&item, uuid) else { return false };
         let uuid = uuid.or(taken);
         self.burnt.extend(uuid);
+        self.burnt_items.insert(item.clone());
         self.moves.push(NftMove {
             collection: item.0,
             id: item.1,
@@ -130,23 +150,38 @@ impl NonFungible {
                 self.left(item.clone(), uuid, away);
             }
         }
-        for (uuid, (id, event_index)) in std::mem::take(&mut self.nameless) {
-            if self.burnt.contains(&uuid) {
-                continue;
+        let mut nameless: Vec<NftDestroyed> = std::mem::take(&mut self.nameless)
+            .into_iter()
+            .filter(|(uuid, _)| !self.burnt.contains(uuid))
+            .map(|(uuid, (id, event_index))| NftDestroyed { uuid, id, event_index })
+            .collect();
+        nameless.sort_by_key(|one| one.event_index);
+        // Those that a resource's id names first: what is left has the item's id alone.
+        let mut items: Vec<Option<Item>> = nameless.iter().map(|one| self.item_of(one.uuid)).collect();
+        for item in items.iter().flatten() {
+            let told = self.without_uuid.iter().find(|(_, other)| *other == item);
+            if let Some(event_index) = told.map(|(event_index, _)| *event_index) {
+                self.without_uuid.remove(&event_index);
             }
-            let named = self.named.remove(&uuid).or_else(|| self.by_uuid.remove(&uuid));
-            let Some((collection, id)) = named else {
-                unnamed.push(NftDestroyed { uuid, id, event_index });
+        }
+        for place in [Place::Before, Place::Behind, Place::Anywhere] {
+            for (one, item) in nameless.iter().zip(&mut items).filter(|(_, item)| item.is_none()) {
+                *item = self.take_named(one, place);
+            }
+        }
+        for (one, item) in nameless.into_iter().zip(items) {
+            let Some((collection, id)) = item else {
+                unnamed.push(one);
                 continue;
             };
             self.moves.push(NftMove {
                 collection,
                 id,
-                uuid: Some(uuid),
+                uuid: Some(one.uuid),
                 from: None,
                 to: None,
                 kind: NftKind::Burn,
-                event_index,
+                event_index: one.event_index,
             });
         }
         self.moves.sort_by_key(|one| one.event_index);
@@ -156,7 +191,23 @@ impl NonFungible {
                 one.kind = NftKind::Mint;
             }
         }
-        unnamed.sort_by_key(|one| one.event_index);
         (self.moves, unnamed)
+    }
+
+    /// Which item a resource is, as an event says that names it.
+    fn item_of(&mut self, uuid: u64) -> Option<Item> {
+        self.named.remove(&uuid).or_else(|| self.by_uuid.remove(&uuid))
+    }
+
+    /// The item of this id that was destroyed in its collection's name, as the event at this place says.
+    fn take_named(&mut self, one: &NftDestroyed, place: Place) -> Option<Item> {
+        let id = one.id?;
+        let at = match place {
+            Place::Before => one.event_index.checked_sub(1)?,
+            Place::Behind => one.event_index.checked_add(1)?,
+            Place::Anywhere => *self.without_uuid.iter().find(|(_, item)| item.1 == id)?.0,
+        };
+        self.without_uuid.get(&at).filter(|item| item.1 == id)?;
+        self.without_uuid.remove(&at)
     }
 }

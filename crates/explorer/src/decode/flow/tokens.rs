@@ -6,7 +6,8 @@
 //! | old: the token's own contract emits | `TokensWithdrawn`, `TokensDeposited`, `TokensMinted`, `TokensBurned` | `Withdraw`, `Deposit` |
 //!
 //! That an item was destroyed is told by the chain itself since Cadence 1.0 (`NFT.ResourceDestroyed`, of the standard's interface, and of the
-//! collection's own type where it declares that), and before by whatever event a contract had for it.
+//! collection's own type where it declares that, with the fields that it declares: the item's id, and seldom the resource's), and before by whatever event
+//! a contract had for it.
 //!
 //! Contracts that are no tokens call events so too, `FlowFees.TokensDeposited(amount)` first of all: one without the standard's fields isn't one.
 //!
@@ -15,7 +16,8 @@
 //! type, is of the one type that moves in the transaction, where there is only one.
 //!
 //! Some contracts (FlowToken among them) emit both: where a transaction has the new form of a contract's events, its old ones aren't
-//! counted a second time. Tokens without events of their own have the new form alone.
+//! counted a second time. Tokens without events of their own have the new form alone. But `Burned` comes from the standard's `Burner` alone: a contract
+//! that destroys a vault by itself tells of it by `TokensBurned` or not at all, beside a `Withdrawn` of the new form: which of these burns were told already, [`super::burns`] says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +25,7 @@ use cairn_flow::cdc::{CdcValue, Composite};
 use cairn_flow::{DecodedEvent, EventType, FlowAddress, Network};
 
 use super::MAX_NAME_BYTES;
+use super::burns::Burns;
 use super::fungible::{Fungible, Vault};
 use super::non_fungible::NonFungible;
 
@@ -175,6 +178,8 @@ pub(super) enum Said {
     ItemDestroyed {
         id: u64,
         uuid: Option<u64>,
+        /// Whether the chain says so, and not a contract in its own words.
+        is_by_chain: bool,
     },
     Fee {
         amount: u64,
@@ -224,30 +229,33 @@ impl TokenMoves {
         }
         // By contract, those of its types that the new form names.
         let mut told_anew: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for read in all.iter().filter(|read| read.is_new_form) {
-            told_anew.entry(contract_of(&read.token).to_owned()).or_default().insert(read.token.clone());
+        let mut burns = Burns::default();
+        for read in &all {
+            let contract = contract_of(&read.token);
+            if read.is_new_form {
+                told_anew.entry(contract.to_owned()).or_default().insert(read.token.clone());
+            }
+            if let Said::Burned { amount, .. } = read.said {
+                burns.hear(read.index, contract, amount, read.is_new_form);
+            }
         }
+        let repeated_burns = burns.repeated();
         let mut fungible = Fungible::default();
         let mut non_fungible = NonFungible::default();
         for Read { index, mut token, is_new_form, is_typed, said } in all {
             let types = told_anew.get(&token).filter(|_| !is_new_form);
-            // A mint has no new form, and a fee no old one.
-            let is_repeated = types.is_some()
-                && !matches!(
-                    said,
-                    Said::Minted { .. }
-                        | Said::Fee { .. }
-                        | Said::FeeReceived { .. }
-                        | Said::ItemDestroyed { .. }
-                        | Said::ItemMinted { .. }
-                );
+            let is_repeated = types.is_some() && tells_again(index, &said, &repeated_burns);
             if let Some(only) = types.filter(|types| !is_typed && types.len() == 1).and_then(BTreeSet::first)
             {
                 token.clone_from(only);
             }
-            if !is_repeated {
-                fungible.hear(index, &token, &said);
-                non_fungible.hear(index, &token, &said);
+            match said {
+                _ if is_repeated => {}
+                Said::Burned { amount, .. } if types.is_some() => fungible.hear_burn(index, token, amount),
+                said => {
+                    fungible.hear(index, &token, &said);
+                    non_fungible.hear(index, &token, &said);
+                }
             }
         }
         let accounts = network.accounts();
@@ -255,6 +263,20 @@ impl TokenMoves {
         moves.fungible = fungible.end(&flow);
         (moves.non_fungible, moves.destroyed) = non_fungible.end();
         moves
+    }
+}
+
+/// Whether what a contract says in the old form is told in the new one too.
+fn tells_again(event_index: u32, said: &Said, repeated_burns: &BTreeSet<u32>) -> bool {
+    match said {
+        // A mint has no new form, and a fee no old one.
+        Said::Minted { .. }
+        | Said::Fee { .. }
+        | Said::FeeReceived { .. }
+        | Said::ItemDestroyed { .. }
+        | Said::ItemMinted { .. } => false,
+        Said::Burned { .. } => repeated_burns.contains(&event_index),
+        _ => true,
     }
 }
 
@@ -308,7 +330,11 @@ fn read(event: &DecodedEvent, network: Network) -> Result<Option<Read>, String> 
         (true, ..) => return Ok(None),
         // Any contract's, whatever its fields: only what is shaped like the standard's is an item's.
         _ if is_destruction => match number(&fields, "id") {
-            Ok(id) => Said::ItemDestroyed { id, uuid: number(&fields, "uuid").ok() },
+            Ok(id) => Said::ItemDestroyed {
+                id,
+                uuid: number(&fields, "uuid").ok(),
+                is_by_chain: name.event == DESTROYED,
+            },
             Err(_) => return Ok(None),
         },
         _ if is_item_mint => match MINTED_IDS.iter().find_map(|name| number(&fields, name).ok()) {

@@ -25,7 +25,7 @@ use crate::tables::opt;
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: ACCOUNTS_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[],
     tables: &[&ADDRESS_TRANSACTIONS, &ACCOUNT_ROLES, &ACCOUNT_CREATIONS, &COA_ACCOUNTS],
 };
@@ -106,7 +106,8 @@ impl AccountsWorker {
                 continue;
             };
             let uuid = fields.field("uuid").and_then(CdcValue::as_number).and_then(|uuid| uuid.to_u64());
-            let (owner, rule) = *owners.get_or_insert_with(|| owner(of.tx, signers));
+            let service = self.blocks.network.accounts().service;
+            let (owner, rule) = *owners.get_or_insert_with(|| owner(of.tx, signers, service));
             out.row(
                 &COA_ACCOUNTS,
                 Row(vec![
@@ -154,8 +155,12 @@ fn add_evm(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
     }
 }
 
-/// Whose a Cadence-owned EVM account is that the transaction created, and by which rule that is known.
-fn owner(tx: &DecodedTx, signers: &Signers) -> (Option<FlowAddress>, &'static str) {
+/// Whose a Cadence-owned EVM account is that the transaction created, and by which rule that is known. `service` has the chain's own EVM: anybody may name a type
+/// of theirs as its are named.
+fn owner(tx: &DecodedTx, signers: &Signers, service: FlowAddress) -> (Option<FlowAddress>, &'static str) {
+    let coa = format!("A.{}.EVM.CadenceOwnedAccount", service.bare());
+    // A reference to it, with whatever is authorised.
+    let is_coa = |name: &StaticType| name.0.rsplit('&').next() == Some(coa.as_str());
     let mut by_capability: BTreeSet<FlowAddress> = BTreeSet::new();
     for event in &tx.events {
         let is_about = matches!(
@@ -166,7 +171,6 @@ fn owner(tx: &DecodedTx, signers: &Signers) -> (Option<FlowAddress>, &'static st
             continue;
         }
         let Ok(fields) = CdcValue::parse_event(&event.payload) else { continue };
-        let is_coa = |name: &StaticType| name.0.contains(".EVM.CadenceOwnedAccount");
         let issued = matches!(fields.field("type"), Some(CdcValue::Type(name)) if is_coa(name));
         let published = matches!(
             fields.field("capability"),

@@ -3,7 +3,11 @@
 //! An EVM block is closed by an event of the system's own transaction, which may fail: then its transactions stand in one Flow block and its
 //! event in a later one (F04). So a transaction is derived where it was executed, whether or not its block is closed there. The index of a log
 //! runs over its EVM block; where the block began in an earlier Flow block the logs before aren't known here, and the index runs from the first that
-//! is here.
+//! is here. An event that can't be read leaves a hole: its logs and its gas aren't known, so the index counts on without them. Where any of that is
+//! missing, `cumulative_gas_used` is null.
+//!
+//! Numbers have 64 bits there and 63 in these tables. The limit of a transaction's gas is whatever a stranger writes: one that doesn't fit is null and
+//! reported. Heights, times and gas that was used are the chain's own, and never that large: an event that has them so is reported, and isn't derived.
 //!
 //! A block that began and is closed in this Flow block must have in it all transactions that it counts gas of, and those whose hashes its root is of (F05):
 //! what is missing, or isn't the same, is reported. Of one that isn't, this Flow block has a part (`evm_block_parts`), and `evm_chain_worker` says
@@ -18,7 +22,7 @@ use cairn_core::{Parts, StoredBlock, TxStatus};
 use cairn_flow::cdc::CdcValue;
 use cairn_flow::evm::{DIRECT_CALL, DirectKind, EvmBlock, EvmTransaction, Executed, transaction_hash_root};
 use cairn_flow::{DecodedEvent, DecodedTx, EventType, FlowError};
-use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
 use sha2::{Digest, Sha256};
 
@@ -34,11 +38,14 @@ use crate::tables::{INLINE_MAX_BYTES, opt, status_name};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: EVM_WORKER,
-    version: 3,
+    version: 4,
     upstreams: &[],
     tables: &[&EVM_TRANSACTIONS, &EVM_LOGS, &EVM_EXECUTIONS, &EVM_BLOCKS, &EVM_BLOCK_PARTS],
 };
 
+/// The most gas that the EVM transactions of one Flow block may have used: far more than any block can, and so little that the parts of an EVM block
+/// add up to what a column holds.
+const MAX_GAS_USED: u64 = (i64::MAX as u64) >> 16;
 /// The longest error message that a row keeps.
 const ERROR_LIMIT: TextLimit = TextLimit { chars: 500, bytes: 1_000 };
 
@@ -62,14 +69,19 @@ impl Mapper for EvmWorker {
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
-        let mut evm =
-            InBlock { block, open: BTreeMap::new(), hashes: BTreeSet::new(), heights: BTreeSet::new() };
+        let mut evm = InBlock {
+            block,
+            open: BTreeMap::new(),
+            unread: 0,
+            hashes: BTreeSet::new(),
+            heights: BTreeSet::new(),
+        };
         for once in decoded.once() {
             let (index, tx) = (once.index, once.tx);
             for (event, execution) in once.executions() {
                 match &execution.executed {
                     Ok((executed, inner)) => evm.executed(index, tx, event, executed, inner, out),
-                    Err(error) => out.malformed(super::malformed_event(tx, event, error)),
+                    Err(error) => evm.unreadable(super::malformed_event(tx, event, error), out),
                 }
             }
         }
@@ -98,6 +110,8 @@ impl Mapper for EvmWorker {
 struct Open {
     /// The place of its first transaction that is here.
     first_index: u64,
+    /// The place behind its newest one.
+    next_index: u64,
     /// Transactions that are here.
     transactions: u64,
     /// Their hashes, in order.
@@ -108,9 +122,33 @@ struct Open {
     logs: u64,
     /// Whether they don't follow each other.
     is_wrong: bool,
+    /// Whether all that came before in the EVM block is here.
+    is_certain: bool,
+    /// Events that couldn't be read, in this Flow block up to its newest transaction.
+    unread: u64,
 }
 
 impl Open {
+    /// Of a first transaction at this place.
+    fn at(place: u64, unread: u64) -> Open {
+        Open { first_index: place, next_index: place, is_certain: place == 0, unread, ..Open::default() }
+    }
+
+    /// The next transaction is at this place, with so many unreadable events before it. Says what is wrong with the place, if nothing that couldn't be read
+    /// explains it. What comes behind has to follow this one.
+    fn follow(&mut self, place: u64, unread: u64) -> Option<String> {
+        let (last, unread_between) = (self.next_index.saturating_sub(1), unread - self.unread);
+        let is_next = place == self.next_index;
+        let is_explained =
+            place.checked_sub(self.next_index).is_some_and(|missing| missing <= unread_between);
+        if !is_next {
+            self.is_wrong = true;
+            self.is_certain = false;
+        }
+        (self.next_index, self.unread) = (place + 1, unread);
+        (!is_explained).then(|| format!("follows number {last}"))
+    }
+
     /// As a part of the EVM block at `evm_height`, which used `closed_gas_used` where it is closed here.
     fn part(&self, block: &StoredBlock, evm_height: u64, closed_gas_used: Option<u64>) -> EvmBlockPart {
         EvmBlockPart {
@@ -129,11 +167,29 @@ struct InBlock<'b> {
     block: &'b StoredBlock,
     /// By the EVM block's height.
     open: BTreeMap<u64, Open>,
+    /// Events of transactions that couldn't be read.
+    unread: u64,
     hashes: BTreeSet<B256>,
     heights: BTreeSet<u64>,
 }
 
 impl InBlock<'_> {
+    /// What an event of a transaction says isn't known.
+    fn unreadable(&mut self, fault: Malformed, out: &mut Output) {
+        self.unread += 1;
+        out.malformed(fault);
+    }
+
+    /// What is larger than any chain has it.
+    fn excess(&self, executed: &Executed) -> Option<String> {
+        if let Some(excess) = excess_of([("blockHeight", executed.block_height)]) {
+            return Some(excess);
+        }
+        let gas_before = self.open.get(&executed.block_height).map_or(0, |open| open.gas_used);
+        let is_too_much = gas_before.saturating_add(executed.gas_used) > MAX_GAS_USED;
+        is_too_much.then(|| format!("its gasConsumed {} is more than a block can use", executed.gas_used))
+    }
+
     fn executed(
         &mut self,
         index: u32,
@@ -143,6 +199,9 @@ impl InBlock<'_> {
         inner: &Result<EvmTransaction, FlowError>,
         out: &mut Output,
     ) {
+        if let Some(excess) = self.excess(executed) {
+            return self.unreadable(super::malformed_event(tx, event, excess), out);
+        }
         let mut report = |message: String| out.malformed(super::malformed_event(tx, event, message));
         if !self.hashes.insert(executed.hash) {
             report(format!(
@@ -151,25 +210,17 @@ impl InBlock<'_> {
             ));
             return;
         }
-        let place = u64::from(executed.index);
-        let open = self
-            .open
-            .entry(executed.block_height)
-            .or_insert_with(|| Open { first_index: place, ..Open::default() });
-        if place != open.first_index + open.transactions {
-            open.is_wrong = true;
-            report(format!(
-                "EVM transaction {place} of EVM block {} follows number {}",
-                executed.block_height,
-                open.first_index + open.transactions - 1
-            ));
+        let (place, unread) = (u64::from(executed.index), self.unread);
+        let open = self.open.entry(executed.block_height).or_insert_with(|| Open::at(place, unread));
+        if let Some(wrong) = open.follow(place, unread) {
+            report(format!("EVM transaction {place} of EVM block {} {wrong}", executed.block_height));
         }
         let first_log = open.logs;
         open.transactions += 1;
         open.hashes.push(executed.hash);
         open.gas_used = open.gas_used.saturating_add(executed.gas_used);
         open.logs += executed.logs.len() as u64;
-        let cumulative = open.gas_used;
+        let cumulative = Some(open.gas_used).filter(|_| open.is_certain);
         let inner = match inner {
             Ok(inner) if inner.hash != executed.hash => {
                 report(format!("its payload has the hash {}, it names {}", inner.hash, executed.hash));
@@ -183,6 +234,9 @@ impl InBlock<'_> {
         };
         if inner.is_some_and(|inner| inner.from.is_none()) {
             report("its signature gives no sender".to_owned());
+        }
+        if let Some(excess) = inner.and_then(|inner| excess_of([("gas limit", inner.gas_limit)])) {
+            report(excess);
         }
         out.row(&EVM_TRANSACTIONS, self.transaction(executed, inner, cumulative));
         out.row(&EVM_EXECUTIONS, self.execution(index, tx, event, executed, inner));
@@ -199,6 +253,12 @@ impl InBlock<'_> {
         closed: &EvmBlock,
         out: &mut Output,
     ) {
+        let numbers =
+            [("height", closed.height), ("timestamp", closed.timestamp_s), ("totalGasUsed", closed.gas_used)];
+        if let Some(excess) = excess_of(numbers) {
+            out.malformed(super::malformed_event(tx, event, excess));
+            return;
+        }
         if !self.heights.insert(closed.height) {
             let message = format!("EVM block {} is closed a second time: it is not derived", closed.height);
             out.malformed(super::malformed_event(tx, event, message));
@@ -251,7 +311,12 @@ impl InBlock<'_> {
         }
     }
 
-    fn transaction(&self, executed: &Executed, inner: Option<&EvmTransaction>, cumulative_gas: u64) -> Row {
+    fn transaction(
+        &self,
+        executed: &Executed,
+        inner: Option<&EvmTransaction>,
+        cumulative_gas: Option<u64>,
+    ) -> Row {
         let address = |address: Option<alloy_primitives::Address>| {
             opt(address, |address| Value::bytes(address.as_slice()))
         };
@@ -283,9 +348,9 @@ impl InBlock<'_> {
             input,
             opt(inner, |inner| Value::uint(inner.input.len() as u64)),
             input_hash,
-            opt(inner, |inner| Value::uint(inner.gas_limit)),
+            opt(inner.and_then(|inner| i64::try_from(inner.gas_limit).ok()), Value::Int),
             Value::uint(executed.gas_used),
-            Value::uint(cumulative_gas),
+            opt(cumulative_gas, Value::uint),
             wide(fixed_price),
             wide(max_fee),
             wide(inner.and_then(|inner| inner.max_priority_fee_per_gas)),
@@ -355,6 +420,12 @@ impl InBlock<'_> {
             payload_ref,
         ])
     }
+}
+
+/// The first of these numbers that no column holds.
+fn excess_of<const N: usize>(numbers: [(&str, u64); N]) -> Option<String> {
+    let (name, number) = numbers.into_iter().find(|(_, number)| i64::try_from(*number).is_err())?;
+    Some(format!("its {name} {number} is 2^63 or more"))
 }
 
 /// The word of a direct call.

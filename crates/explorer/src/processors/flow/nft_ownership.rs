@@ -4,8 +4,8 @@
 //! An item may leave its account and come back, which no event tells from a burn and a mint: it counts as minted while it isn't destroyed.
 //!
 //! The chain says of an item that was destroyed in its collection neither whose it was nor, as a rule, of which collection: its resource's id alone. Which item that is was said
-//! when it moved, so its owner loses it all the same. Of an item that hasn't moved since Cadence 1.0, nothing ever said it: it stays with its owner here, and
-//! `nft_resources` has the end of it.
+//! when it moved, so its owner loses it all the same. Of an item that hasn't moved since Cadence 1.0, nothing ever said it: unless its collection declares the event too,
+//! which then names it, it stays with its owner here, and `nft_resources` has the end of it.
 
 use std::sync::Arc;
 

@@ -23,7 +23,7 @@ use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_WORKER,
-    version: 4,
+    version: 5,
     upstreams: &[],
     tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS, &NFT_RESOURCES],
 };

@@ -23,7 +23,7 @@ use crate::tables::transactions::{TX_CONTRACTS, TxContract};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_CONTRACTS_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TX_CONTRACTS, &TX_TAGS],
 };

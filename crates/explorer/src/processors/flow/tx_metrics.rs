@@ -1,10 +1,14 @@
-//! `tx_metrics_worker`: what a transaction used, paid and did.
+//! `tx_metrics_worker`: what a transaction used, paid and did. One whose computation has 64 bits, as no honest node says it, is reported and has no row
+//! in `tx_metrics`.
 
 use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock};
-use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Row, U256, Value};
+use cairn_flow::DecodedTx;
+use cairn_pipeline::derive::processor::{
+    FaultLabels, Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo,
+};
+use cairn_store::derived::{Row, Severity, U256, Value};
 
 use super::FlowBlocks;
 use crate::decode::flow::{FtKind, fees};
@@ -18,7 +22,7 @@ use crate::tables::{opt, status_name};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_METRICS_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[],
     tables: &[&TX_METRICS, &FLOW_TX_METRICS],
 };
@@ -52,13 +56,14 @@ impl Mapper for TxMetricsWorker {
             let fees = fees(&tx.events, self.blocks.network);
             // What the chain itself does is free. Elsewhere, no event: what was paid isn't known (E07).
             let paid = fees.map(|fees| fees.amount).or_else(|| tx.is_system.then_some(0));
+            let computation = tx.result.computation_usage;
             let row = TxMetrics {
                 block_height: block.facts.height.get(),
                 transaction_id: super::id(tx),
                 transaction_index: index,
                 block_timestamp_ms: block.facts.timestamp_ms,
                 status: status_name(tx.status()).into(),
-                gas_used: tx.result.computation_usage,
+                gas_used: computation,
                 fee: paid.map(U256::from),
                 value: None,
                 event_count: tx.events.len() as u64,
@@ -66,7 +71,11 @@ impl Mapper for TxMetricsWorker {
                     as u64,
                 nft_transfer_count: moves.non_fungible.len() as u64,
             };
-            out.row(&TX_METRICS, row.to_row());
+            if i64::try_from(computation).is_ok() {
+                out.row(&TX_METRICS, row.to_row());
+            } else {
+                out.malformed(immeasurable(tx, computation));
+            }
 
             let (mut evm_count, mut evm_gas) = (0u64, U256::ZERO);
             for (executed, _) in
@@ -89,7 +98,7 @@ impl Mapper for TxMetricsWorker {
                         Value::text(clean(error, ERROR_LIMIT).text)
                     }),
                     amount(tx.transaction.gas_limit),
-                    amount(tx.result.computation_usage),
+                    amount(computation),
                     opt(fees.and_then(|fees| fees.inclusion_effort), amount),
                     opt(fees.and_then(|fees| fees.execution_effort), amount),
                     Value::uint(evm_count),
@@ -98,5 +107,17 @@ impl Mapper for TxMetricsWorker {
             );
         }
         Ok(())
+    }
+}
+
+/// No transaction computes that much, and `tx_metrics` can't say it: it has no row of this one. `flow_tx_metrics` has the number.
+fn immeasurable(tx: &DecodedTx, computation: u64) -> Malformed {
+    Malformed {
+        transaction_id: tx.id.to_string(),
+        severity: Severity::Warn,
+        message: format!("its computation of {computation} is 2^63 or more"),
+        raw_data: Vec::new(),
+        event_index: None,
+        labels: FaultLabels::only("computation"),
     }
 }
