@@ -1,15 +1,15 @@
-//! Mappers over made-up Flow blocks, and over what was recorded of real ones.
+//! Mappers over made-up Flow blocks.
 #![allow(clippy::unwrap_used)]
 
 use alloy_primitives::{Address, B256, U256};
 use cairn_explorer::names;
-use cairn_flow::{FlowAddress, Network};
+use cairn_flow::Network;
 use cairn_store::derived::{Row, Severity, Value};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 mod support;
+use support::Tables;
 use support::flow::*;
-use support::{Tables, flow};
 
 /// An address as a column shows it.
 fn shown(number: u64) -> String {
@@ -397,177 +397,6 @@ fn malformed_events_are_reported_once_and_the_rest_counts() {
     assert!(malformed.iter().all(|one| !one.raw_data.is_empty() && one.transaction_id.starts_with("0x")));
     assert_eq!(told(&tables, "ft_transfers", "amount"), ["7"]);
     assert_eq!(told(&tables, "tx_metrics", "fee"), ["null"], "what can't be read isn't known");
-}
-
-/// A recorded transaction: its events as JSON-CDC, and what is said of it.
-fn recorded_block(height: u64, script: &str, signers: [u64; 3], events: Vec<(String, String)>) -> Tables {
-    let [payer, first, second] = signers;
-    let tx = FlowTx {
-        script: script.into(),
-        proposer: payer,
-        payer,
-        authorizers: vec![first, second],
-        computation: 28,
-        events,
-        ..FlowTx::default()
-    };
-    let (tables, malformed) = map_all_on(Network::Mainnet, &flow_block(height, &[tx]));
-    assert_eq!(malformed, []);
-    tables
-}
-
-/// What an explorer shows of an event, with types.
-fn typed(name: &str, flat: &Json) -> (String, String) {
-    let number = |json: &Json| match json {
-        Json::Number(number) => number.to_string(),
-        other => other.as_str().unwrap().to_owned(),
-    };
-    let fields: Vec<(&str, Json)> = flat
-        .as_object()
-        .unwrap()
-        .iter()
-        .map(|(name, json)| {
-            let typed = match name.as_str() {
-                "from" | "to" if json.is_null() => party(None),
-                "from" | "to" => {
-                    let address: FlowAddress = json.as_str().unwrap().parse().unwrap();
-                    value("Optional", value("Address", address.to_string()))
-                }
-                "type" => value("String", json.as_str().unwrap()),
-                "id" | "uuid" => value("UInt64", number(json)),
-                name if name.ends_with("UUID") => value("UInt64", number(json)),
-                name if name.starts_with("amount") || name.ends_with("Effort") || name == "balanceAfter" => {
-                    value("UFix64", number(json))
-                }
-                _ => value("String", json.as_str().map_or_else(|| json.to_string(), str::to_owned)),
-            };
-            (name.as_str(), typed)
-        })
-        .collect();
-    event(name, &fields)
-}
-
-#[test]
-fn a_recorded_mint_is_what_its_explorer_shows() {
-    let (Some(tx), Some(listed)) =
-        (fixture("findapi-tx-e64cb7b0.json"), fixture("findapi-ft-transfers.json"))
-    else {
-        return;
-    };
-    let tx = &tx["data"][0];
-    let events = tx["events"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|event| typed(event["name"].as_str().unwrap(), &event["fields"]));
-    let number =
-        |text: &Json| u64::from_str_radix(text.as_str().unwrap().trim_start_matches("0x"), 16).unwrap();
-    let signers = [number(&tx["payer"]), number(&tx["authorizers"][0]), number(&tx["authorizers"][1])];
-    let script = tx["transaction_body"].as_str().unwrap();
-    let tables = recorded_block(141_220_553, script, signers, events.collect());
-
-    let hash = tx["id"].as_str().unwrap();
-    let shown_by_explorer =
-        listed["data"].as_array().unwrap().iter().find(|row| row["transaction_hash"] == hash).unwrap();
-    let to = shown_by_explorer["receiver"].as_str().unwrap().trim_start_matches("0x").to_owned();
-    let amount = shown_by_explorer["amount"].as_u64().unwrap() * 100_000_000;
-    assert_eq!(transfers(&tables, "ft_transfers"), [(nobody(), to, amount.to_string(), true, false)]);
-
-    let named = |tag: &str| -> Vec<String> {
-        let rows = tables["tx_contracts"].iter().filter(|row| {
-            get("tx_contracts", row, "tags").as_text().unwrap().split(',').any(|one| one == tag)
-        });
-        rows.map(|row| {
-            let address = hex::encode(get("tx_contracts", row, "contract_address").as_bytes().unwrap());
-            format!("A.{address}.{}", get("tx_contracts", row, "contract_name").as_text().unwrap())
-        })
-        .collect()
-    };
-    let list = |json: &Json| -> Vec<String> {
-        json.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
-    };
-    let sorted = |mut names: Vec<String>| {
-        names.sort();
-        names
-    };
-    assert_eq!(sorted(named("import")), sorted(list(&tx["contract_imports"])));
-    assert_eq!(sorted(named("log")), sorted(list(&tx["contract_outputs"])));
-    let roles = told(&tables, "account_roles", "address");
-    assert_eq!(roles, [signers[2], signers[0]].map(shown), "the payer authorises as well");
-}
-
-#[test]
-fn recorded_events_are_rows() {
-    let (Some(flat), Some(events)) = (fixture("mainnet-tx-events-flat.json"), fixture("events.jsoncdc.json"))
-    else {
-        return;
-    };
-    let of = |at: usize| -> Vec<(String, String)> {
-        let events = flat[at]["events"].as_array().unwrap();
-        events.iter().map(|event| typed(event["type"].as_str().unwrap(), &event["payload"])).collect()
-    };
-    let first = recorded_block(1, "transaction {}", [1, 2, 3], of(0));
-    let amounts = |tables: &Tables, table| -> Vec<String> {
-        transfers(tables, table).into_iter().map(|row| row.2).collect()
-    };
-    assert_eq!(amounts(&first, "ft_transfers"), ["1698900000000"]);
-    assert_eq!(amounts(&first, "fee_transfers"), ["2299"]);
-    assert_eq!(told(&first, "tx_metrics", "fee"), ["2299"]);
-    let second = recorded_block(2, "transaction {}", [1, 2, 3], of(1));
-    assert_eq!(amounts(&second, "fee_transfers"), ["578000"]);
-    let names = told(&second, "ft_transfers", "contract_name");
-    assert!(
-        names.iter().any(|name| name.starts_with("EVMVMBridgedToken_")),
-        "a token without events of its own"
-    );
-
-    // Each recorded event alone makes rows, and no fault.
-    for recorded in events.as_array().unwrap() {
-        let name = recorded["type"].as_str().unwrap().split(' ').next().unwrap();
-        let network = match recorded["network"].as_str().unwrap() {
-            network if network.starts_with("flow-testnet") => Network::Testnet,
-            "flow-emulator" => Network::Emulator,
-            _ => Network::Mainnet,
-        };
-        let event = (name.to_owned(), recorded["payload"].as_str().unwrap().to_owned());
-        let (tables, malformed) = map_all_on(network, &flow_block(3, &[with(vec![event])]));
-        // An EVM transaction that stood second in its block says that the first is missing.
-        let expected = usize::from(name.ends_with("EVM.TransactionExecuted"));
-        assert!(malformed.len() <= expected, "{name}: {malformed:?}");
-        let table = match name.rsplit('.').next().unwrap() {
-            "TokensWithdrawn" | "TokensDeposited" => "ft_transfers",
-            "Withdrawn" | "Deposited" if name.contains(".FungibleToken.") => "ft_transfers",
-            "Withdrawn" | "Deposited" => "nft_transfers",
-            "AccountCreated" => "account_creations",
-            "AccountKeyAdded" => "account_key_events",
-            "TransactionExecuted" => "evm_transactions",
-            "FeesDeducted" => "flow_tx_metrics",
-            other => panic!("{other}"),
-        };
-        // Tokens that were taken from no account are nobody's movement.
-        let is_nobodys = recorded["payload"].as_str().unwrap().contains("\"Optional\",\"value\":null");
-        assert_eq!(!tables.contains_key(table), is_nobodys, "{name}");
-    }
-}
-
-#[test]
-fn a_recorded_evm_event_is_read_and_its_payload_has_the_hash_that_it_names() {
-    let Some(events) = fixture("events.jsoncdc.json") else { return };
-    let events = events.as_array().unwrap();
-    let event =
-        events.iter().find(|event| event["type"].as_str().unwrap().contains("EVM.TransactionExecuted"));
-    let name = event.unwrap()["type"].as_str().unwrap().split(' ').next().unwrap().to_owned();
-    let event = (name, event.unwrap()["payload"].as_str().unwrap().to_owned());
-    let block = flow_block(5, &[with(vec![event])]);
-    let (tables, malformed) = map_on(Network::Mainnet, names::EVM_WORKER, &block);
-    assert_eq!(malformed, [], "a payload of another hash is reported");
-    let told = |of| flow::told(&tables, "evm_transactions", of).remove(0);
-    assert_eq!(told("transaction_id"), "b055748f36d6bbe99a7ab5e45202b5c095ceda985dec0cc2a8747fd88c80c8c9");
-    assert_eq!(["transaction_index", "gas_used", "tx_type", "status"].map(told), ["0", "21000", "255", "ok"]);
-    assert_eq!(told("from_address"), "0000000000000000000000010000000000000000");
-    assert!(told("to_address").starts_with("000000000000000000000002"), "an account that Cadence owns");
-    let executions = |of| flow::told(&tables, "evm_executions", of).remove(0);
-    assert_eq!(["evm_height", "error_code", "direct_call"].map(executions), ["55215387", "0", "deposit"]);
 }
 
 #[test]

@@ -210,7 +210,17 @@ impl State {
             "GetBlockByID" => self.block(self.by_id(&read::<proto::ByIdRequest>(question)?.id)?),
             "GetTransactionsByBlockID" => {
                 let id = read::<proto::GetTransactionsByBlockIdRequest>(question)?.block_id;
-                self.executed(&id)?.all_transactions.clone()
+                let all = self.executed(&id)?.all_transactions.clone();
+                match self.behaviour.bulk_lacks {
+                    None => all,
+                    Some(behind) => {
+                        let mut short = read::<proto::TransactionsResponse>(all)?;
+                        if let Some(place) = short.transactions.len().checked_sub(behind + 1) {
+                            short.transactions.remove(place);
+                        }
+                        encoded(&short)
+                    }
+                }
             }
             "GetTransactionResultsByBlockID" => {
                 let id = read::<proto::GetTransactionsByBlockIdRequest>(question)?.block_id;
@@ -261,6 +271,9 @@ impl State {
             }
             "GetTransaction" => {
                 let tx = self.transaction(&read::<proto::GetTransactionRequest>(question)?)?;
+                if self.behaviour.is_system_unstored && tx.is_system() {
+                    return Err(missing("transaction"));
+                }
                 encoded(&proto::TransactionResponse { transaction: Some(tx.transaction.clone()) })
             }
             "GetTransactionResult" => {

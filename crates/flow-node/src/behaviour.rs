@@ -29,6 +29,10 @@ pub struct Behaviour {
     pub is_silent_on_seals: bool,
     /// Bulk results fail over one transaction's message.
     pub is_bulk_broken: bool,
+    /// Bulk transactions lack one: that which has so many behind it. 0: the one that closes the block.
+    pub bulk_lacks: Option<usize>,
+    /// By its id a transaction is to be had where it is a user's: the system's are in bulk answers alone.
+    pub is_system_unstored: bool,
     /// Results by index are of users' transactions alone.
     pub is_system_refused_by_index: bool,
     /// A call or a stream that fails, and how.
@@ -46,6 +50,8 @@ impl Default for Behaviour {
             is_old: false,
             is_silent_on_seals: false,
             is_bulk_broken: false,
+            bulk_lacks: None,
+            is_system_unstored: false,
             is_system_refused_by_index: false,
             failing: None,
             rate_limit: None,

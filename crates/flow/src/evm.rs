@@ -1,7 +1,7 @@
 //! EVM on Flow: transactions inside `EVM.TransactionExecuted` events, blocks inside `EVM.BlockExecuted`.
 //!
 //! A payload is an EIP-2718 transaction, or a direct call: `0xff ‖ RLP([type, sub-type, from, to, data, value, gas limit, nonce])`,
-//! eight items of which the first is the type again and the last the nonce.
+//! eight items of which the first is the type again and the last the nonce. The oldest of flow-go are without a nonce.
 
 use std::borrow::Cow;
 
@@ -347,7 +347,7 @@ fn direct_call(rlp: &[u8]) -> Result<EvmTransaction, FlowError> {
     let input = Bytes::decode(&mut items).map_err(refuse)?;
     let value = U256::decode(&mut items).map_err(refuse)?;
     let gas_limit = u64::decode(&mut items).map_err(refuse)?;
-    let nonce = u64::decode(&mut items).map_err(refuse)?;
+    let nonce = if items.is_empty() { 0 } else { u64::decode(&mut items).map_err(refuse)? };
     if !items.is_empty() || !rest.is_empty() {
         return Err(malformed("a direct call has more than eight items"));
     }

@@ -2,6 +2,8 @@
 
 mod support;
 
+use alloy_consensus::{Transaction as _, TxEnvelope};
+use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, B256, U256};
 use alloy_rlp::{Encodable, Header};
 use cairn_flow::cdc::CdcValue;
@@ -71,7 +73,8 @@ fn all_recorded_events_are_read() {
     assert_eq!(from.to_string(), "0xb4e959600bd0f29e");
 }
 
-/// What a block is held to, as an explorer of mainnet recorded it: heights without a gap, and something of the chain's own in each, also where no user sent anything.
+/// Nothing of cairn is in question here but its list of sporks: it is what blocks are held to, seen in blocks of mainnet that an explorer recorded. Their heights
+/// have no gap, and there is something of the chain's own in each, also where no user sent anything. What rows such blocks make, the explorer's tests say.
 #[test]
 fn every_recorded_mainnet_block_has_an_event_of_the_system() {
     let (Some(blocks), Some(tx)) =
@@ -135,6 +138,36 @@ fn a_direct_call_is_read_and_its_hash_computed() {
         (0, Some(DirectKind::Deposit)),
         "the nonce is the last item, not the second"
     );
+    assert_eq!((tx.tx_type, tx.input.len(), tx.max_priority_fee_per_gas), (255, 0, None));
+}
+
+/// Of flow-go: `fvm/evm/types/call_test.go`, and the payload in `fvm/evm/events/events_test.go`, which is of before direct calls had a nonce.
+#[test]
+fn direct_calls_of_flows_own_tests_are_read() {
+    let address = |bytes: [u8; 2]| {
+        let mut address = Address::ZERO;
+        address[..2].copy_from_slice(&bytes);
+        address
+    };
+    let (from, to) = (address([1, 2]), address([3, 4]));
+    let tx =
+        decode_payload(&direct_call(1, from, to, &[0xf, 0xa, 0xb], U256::from(5), 100, 0)).expect("is read");
+    let hash: B256 =
+        "0xed76124cc3c59f13e1113f5c380e2a67dab9bf616afc645073d2491fe3aecb62".parse().expect("a hash");
+    assert_eq!((tx.hash, tx.direct), (hash, Some(DirectKind::Deposit)));
+
+    let payload = "fff83b81ff01940000000000000000000000000000000000000000940000000000000000000000000000000000000001\
+                   80895150ae84a8cdf00000825208";
+    let payload = hex::decode(payload).expect("hex");
+    let tx = decode_payload(&payload).expect("is read");
+    let value: U256 = "0x5150ae84a8cdf00000".parse().expect("a number");
+    assert_eq!((tx.value, tx.gas_limit, tx.nonce, tx.direct), (value, 21_000, 0, Some(DirectKind::Deposit)));
+    let to = Address::with_last_byte(1);
+    assert_eq!((tx.from, tx.to, tx.input.len()), (Some(Address::ZERO), Some(to), 0));
+    // Cut shorter, it is none.
+    let mut cut = payload[..payload.len() - 3].to_vec();
+    cut[2] -= 3;
+    decode_payload(&cut).expect_err("is refused");
 }
 
 #[test]
@@ -146,6 +179,13 @@ fn a_signed_transaction_is_read_and_its_sender_recovered() {
     let sender: Address = "0x658Bdf435d810C91414eC09147DAA6DB62406379".parse().expect("an address");
     assert_eq!((tx.hash, tx.from, tx.to), (hash, Some(sender), None));
     assert_eq!((tx.gas_limit, tx.input.len(), tx.direct), (125_000, 264, None));
+    assert_eq!((tx.tx_type, tx.nonce, tx.value, tx.gas_price), (0, 0, U256::ZERO, 0));
+    assert_eq!(tx.max_priority_fee_per_gas, None);
+    // Its v is 1327, which is the chain's number and the signature's parity (EIP-155).
+    let payload = hex::decode(text.trim_ascii()).expect("hex");
+    let signed = TxEnvelope::decode_2718(&mut payload.as_slice()).expect("is read");
+    assert_eq!((signed.chain_id(), signed.signature().v()), (Some(646), false));
+    assert!(payload.windows(3).any(|bytes| bytes == [0x82, 0x05, 0x2f]), "1327");
 }
 
 #[test]
@@ -164,9 +204,11 @@ fn a_recorded_evm_event_names_the_hash_of_its_payload() {
     assert!(executed.logs.is_empty() && executed.contract_address.is_none());
 }
 
-/// Of a direct call everything is recorded that its hash is made of; of a signed transaction its signature is not.
+/// Of a direct call everything is recorded that its hash is made of; of a signed transaction its signature is not, and so neither its hash nor its sender
+/// can be computed. Type and price of a direct call are those of Flow's own event here, 255 and 0: the explorer shows the legacy transaction that the EVM
+/// gateway makes of it, at the block's base fee.
 #[test]
-fn recorded_direct_calls_have_the_hashes_that_an_explorer_shows() {
+fn recorded_evm_transactions_are_what_an_explorer_shows() {
     let Some(listed) = support::json("findapi-evm-tx.json") else { return };
     let rows = listed["data"].as_array().expect("a list");
     let text = |row: &Value, field: &str| row[field].as_str().expect("text").to_owned();
@@ -177,26 +219,54 @@ fn recorded_direct_calls_have_the_hashes_that_an_explorer_shows() {
         let to: Address = text(row, "to").parse().expect("an address");
         let hash: B256 = text(row, "hash").parse().expect("a hash");
         let number = |field: &str| text(row, field).parse::<u64>().expect("a number");
-        let (gas_limit, gas_used) = (number("gas_limit"), number("gas_used"));
-        assert!(gas_used <= gas_limit, "{hash}");
-        if from != moves_value {
-            signed += 1;
-            continue;
-        }
-        direct += 1;
+        let (gas_limit, price) = (number("gas_limit"), number("gas_price"));
+        assert!(number("gas_used") <= gas_limit, "{hash}");
         let nonce = row["nonce"].as_u64().expect("a number");
         let value: U256 = text(row, "value").parse().expect("a number");
         let input = hex::decode(text(row, "raw_input")).expect("hex");
-        let tx = decode_payload(&direct_call(3, from, to, &input, value, gas_limit, nonce)).expect("is read");
-        assert_eq!(tx.hash, hash);
-        assert_eq!((tx.from, tx.to, tx.value, tx.nonce), (Some(from), Some(to), value, nonce));
-        assert_eq!((tx.gas_limit, tx.gas_price, tx.input.len()), (gas_limit, 0, input.len()));
-        assert_eq!(tx.direct, Some(DirectKind::Transfer));
-        // Any other kind of call has another hash.
-        let other = decode_payload(&direct_call(5, from, to, &input, value, gas_limit, nonce));
-        assert_ne!(other.expect("is read").hash, hash);
+        assert!(row["max_fee_per_gas"].is_null() && row["max_priority_fee_per_gas"].is_null());
+        assert_eq!(row["type"], 0);
+        let payload = match from == moves_value {
+            true => direct_call(3, from, to, &input, value, gas_limit, nonce),
+            false => legacy(nonce, price, gas_limit, to, value, &input),
+        };
+        let tx = decode_payload(&payload).expect("is read");
+        assert_eq!((tx.to, tx.value, tx.nonce, tx.gas_limit), (Some(to), value, nonce, gas_limit));
+        assert_eq!((&tx.input[..], tx.max_priority_fee_per_gas), (&input[..], None));
+        if from == moves_value {
+            direct += 1;
+            assert_eq!((tx.hash, tx.from, tx.direct), (hash, Some(from), Some(DirectKind::Transfer)));
+            assert_eq!((tx.tx_type, tx.gas_price, price), (255, 0, 1));
+            // Any other kind of call has another hash.
+            let other = decode_payload(&direct_call(5, from, to, &input, value, gas_limit, nonce));
+            assert_ne!(other.expect("is read").hash, hash);
+        } else {
+            signed += 1;
+            assert_eq!((tx.tx_type, tx.gas_price, tx.direct), (0, u128::from(price), None));
+        }
     }
     assert_eq!((direct, signed), (10, 10));
+}
+
+fn list(items: &[u8]) -> Vec<u8> {
+    let mut list = Vec::new();
+    Header { list: true, payload_length: items.len() }.encode(&mut list);
+    list.extend(items);
+    list
+}
+
+/// A transaction of mainnet's EVM, whose number is 747, with a signature that anybody could make.
+fn legacy(nonce: u64, price: u64, gas_limit: u64, to: Address, value: U256, input: &[u8]) -> Vec<u8> {
+    let mut items = Vec::new();
+    nonce.encode(&mut items);
+    price.encode(&mut items);
+    gas_limit.encode(&mut items);
+    to.encode(&mut items);
+    value.encode(&mut items);
+    input.encode(&mut items);
+    (747u64 * 2 + 35).encode(&mut items);
+    [1u8, 1].iter().for_each(|part| part.encode(&mut items));
+    list(&items)
 }
 
 /// A direct call's payload.
@@ -218,8 +288,5 @@ fn direct_call(
     value.encode(&mut items);
     gas_limit.encode(&mut items);
     nonce.encode(&mut items);
-    let mut payload = vec![cairn_flow::evm::DIRECT_CALL];
-    Header { list: true, payload_length: items.len() }.encode(&mut payload);
-    payload.extend(items);
-    payload
+    [&[cairn_flow::evm::DIRECT_CALL][..], &list(&items)].concat()
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod flow;
+pub mod recorded;
 pub mod world;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -22,8 +22,9 @@ pub(super) enum Refusal {
     TooLarge(String),
     /// The node is too old for the call.
     Unimplemented,
-    /// A bulk call that fails over one transaction's message: ask for one at a time.
-    BrokenBulk(String),
+    /// It failed inside: worth another try. Of a bulk call, which may fail over one transaction's message, over its events or over the count of results:
+    /// ask for one at a time.
+    Internal(String),
     /// Asked too often.
     RateLimited(String),
     /// Worth another try.
@@ -52,7 +53,7 @@ pub(super) fn classify(status: &Status) -> Refusal {
         // Of state, OUT_OF_RANGE says that the node's index isn't that far, or has lost it (flow-go `ConvertIndexError`).
         Code::NotFound | Code::OutOfRange => Refusal::NotYet,
         Code::Unimplemented => Refusal::Unimplemented,
-        Code::Internal if message.contains("error message is empty") => Refusal::BrokenBulk(message.into()),
+        Code::Internal => Refusal::Internal(format!("{:?}: {message}", status.code())),
         Code::InvalidArgument => Refusal::BadRequest(format!("{:?}: {message}", status.code())),
         Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
             Refusal::Permanent(format!("{:?}: {message}", status.code()))
@@ -104,7 +105,7 @@ impl Refusal {
             Refusal::RateLimited(message) => {
                 SourceError::RateLimited { endpoint, message, retry_after_ms: None }
             }
-            Refusal::Transient(message) | Refusal::BrokenBulk(message) => {
+            Refusal::Transient(message) | Refusal::Internal(message) => {
                 SourceError::Transient { endpoint, message }
             }
             Refusal::Unimplemented => {
@@ -159,8 +160,12 @@ mod tests {
             classify(&Status::resource_exhausted("rate limit exceeded")),
             Refusal::RateLimited(_)
         ));
-        let broken = Status::internal("transaction failed but error message is empty for tx ID: 5");
-        assert!(matches!(classify(&broken), Refusal::BrokenBulk(_)));
+        for words in [
+            "transaction failed but error message is empty for tx ID: 5",
+            "number of transaction results returned by execution node is more than the number of transactions in the block",
+        ] {
+            assert!(matches!(classify(&Status::internal(words)), Refusal::Internal(_)), "{words}");
+        }
         assert!(matches!(classify(&Status::unavailable("x")), Refusal::Transient(_)));
         assert!(matches!(classify(&Status::invalid_argument("x")), Refusal::BadRequest(_)));
     }

@@ -1,8 +1,9 @@
 //! One whole block from one node.
 //!
 //! The block comes first; then, by its id, all transactions and all results in one request each. Where a node refuses one of these, what
-//! it gave already is kept and the rest is asked for piece by piece (`pieces`): transactions or results that are too large together (F03), results of which
-//! one breaks the bulk call, and all of it on nodes of old sporks, which have no bulk calls.
+//! it gave already is kept and the rest is asked for piece by piece (`pieces`): transactions or results that are too large together (F03), those whose bulk
+//! call fails or finds nothing although the block was sealed long ago, transactions of which results came and they didn't, and all of it on nodes of old
+//! sporks, which have no bulk calls.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -86,6 +87,14 @@ pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> R
     }
 }
 
+/// Whether what a node lacks of a block won't come by itself: its spork is over, or the block is well below its newest sealed one. Nearer to that a node
+/// may only be behind its own index.
+async fn is_settled(node: &Node, height: u64) -> Result<bool> {
+    let is_over = node.configured.end_height_exclusive.is_some()
+        || node.root().is_some_and(|root| root.spork > 0 && node.network.spork_end(root.spork).is_some());
+    Ok(is_over || has_sealed(node, height.saturating_add(super::MISSING_BELOW_HEIGHTS)).await?)
+}
+
 /// Whether a node's newest sealed block is at this height or above. It is asked only about what lies above all that it told of before.
 async fn has_sealed(node: &Node, height: u64) -> Result<bool> {
     if height <= node.sealed_height.load(Ordering::Relaxed) {
@@ -134,7 +143,7 @@ fn of_block(block: &proto::Block) -> proto::GetTransactionsByBlockIdRequest {
 pub(super) enum Bulk {
     Given(Vec<Bytes>),
     NotYet,
-    /// They are too large together, or one of them breaks the call: one by one.
+    /// They are too large together, one of them breaks the call, or it doesn't find what must be there: one by one.
     OneByOne,
     /// It is too old for that.
     Unimplemented,
@@ -150,6 +159,9 @@ async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<O
         Bulk::Unimplemented => return pieces::by_collection(node, block).await,
         Bulk::OneByOne => return pieces::without_bulk_transactions(node, block).await,
         Bulk::Given(transactions) => match results(node, block).await? {
+            Bulk::Given(results) if results.len() > transactions.len() => {
+                return pieces::without_some_transactions(node, block, transactions, results).await.map(Some);
+            }
             Bulk::Given(results) => Pieces { transactions, results, lacks_system: false },
             Bulk::OneByOne => return pieces::without_bulk_results(node, block, transactions).await,
             Bulk::NotYet => return Ok(None),
@@ -162,7 +174,7 @@ async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<O
 async fn transactions(node: &Node, block: &proto::Block) -> Result<Bulk> {
     match node.ask::<_, proto::TransactionsResponse>(Call::TransactionsByBlockId, of_block(block)).await {
         Ok(answer) => Ok(Bulk::Given(answer.transactions)),
-        Err(refusal) => refused_bulk(node, block, "transactions", refusal),
+        Err(refusal) => refused_bulk(node, block, "transactions", refusal).await,
     }
 }
 
@@ -172,22 +184,21 @@ pub(super) async fn results(node: &Node, block: &proto::Block) -> Result<Bulk> {
     match node.ask::<_, proto::TransactionResultsResponse>(Call::TransactionResultsByBlockId, question).await
     {
         Ok(answer) => Ok(Bulk::Given(answer.transaction_results)),
-        Err(refusal) => refused_bulk(node, block, "results", refusal),
+        Err(refusal) => refused_bulk(node, block, "results", refusal).await,
     }
 }
 
-fn refused_bulk(node: &Node, block: &proto::Block, of: &str, refusal: Refusal) -> Result<Bulk> {
-    match refusal {
-        Refusal::TooLarge(why) | Refusal::BrokenBulk(why) => {
-            tracing::debug!(node = node.name, height = block.height, of, why, "asked for one by one");
-            metrics::counter!("cairn_source_bulk_fallbacks_total", "endpoint" => node.name.clone())
-                .increment(1);
-            Ok(Bulk::OneByOne)
-        }
-        Refusal::Unimplemented => Ok(Bulk::Unimplemented),
-        Refusal::NotYet => Ok(Bulk::NotYet),
-        refusal => Err(error_of(node, refusal)),
-    }
+async fn refused_bulk(node: &Node, block: &proto::Block, of: &str, refusal: Refusal) -> Result<Bulk> {
+    let why = match refusal {
+        Refusal::TooLarge(why) | Refusal::Internal(why) => why,
+        Refusal::NotYet if is_settled(node, block.height).await? => "it isn't found".into(),
+        Refusal::NotYet => return Ok(Bulk::NotYet),
+        Refusal::Unimplemented => return Ok(Bulk::Unimplemented),
+        refusal => return Err(error_of(node, refusal)),
+    };
+    tracing::debug!(node = node.name, height = block.height, of, why, "asked for one by one");
+    metrics::counter!("cairn_source_bulk_fallbacks_total", "endpoint" => node.name.clone()).increment(1);
+    Ok(Bulk::OneByOne)
 }
 
 /// The execution result, where the node has one to give. A block without one is stored and marked.

@@ -2,7 +2,7 @@
 //!
 //! A block's collections say which transactions are users', and in which order. Results by index come without names on real nodes (flow-go sends 32 zero
 //! bytes as ids of transaction and collection): they are given those of the collections. System transactions follow, each by its id, since their places in
-//! answers to the two bulk calls needn't be the same; the last of them, which closes the block, by calls of its own.
+//! answers to the two bulk calls needn't be the same; the last of them, which closes the block, by calls of its own, where the node has those.
 
 use bytes::Bytes;
 use cairn_core::TxId;
@@ -15,10 +15,13 @@ use prost::Message;
 use super::classify::Refusal;
 use super::fetch::{Bulk, Pieces, error_of, malformed, results};
 use super::node::{Answer, Call, Node};
-use crate::Result;
+use crate::{Result, SourceError};
 
 /// How many pieces of one block are asked for at a time, in order.
 const PIECES_IN_FLIGHT: usize = 8;
+
+/// What a node may lack.
+const SYSTEM_RESULT: &str = "the result of the system transaction";
 
 /// A user's transaction: its id, and its collection's.
 #[derive(Clone)]
@@ -52,22 +55,63 @@ pub(super) async fn without_bulk_transactions(node: &Node, block: &proto::Block)
         Bulk::Given(results) => {
             let system = results.get(users..).unwrap_or_default();
             for (place, result) in system.iter().enumerate() {
-                let asked = if place + 1 == system.len() {
-                    system_transaction(node, block).await?
-                } else {
-                    let id = decoded::<proto::TransactionResult>(node, block, result)?.transaction_id;
-                    let collection_id = Bytes::new();
-                    transaction(node, block, Wanted { id, collection_id }).await?
+                let closing = match place + 1 == system.len() {
+                    true => system_transaction(node, block).await?,
+                    false => None,
+                };
+                let asked = match closing {
+                    Some(closing) => closing,
+                    None => transaction_of(node, block, result).await?,
                 };
                 transactions.push(asked);
             }
             Ok(Some(Pieces { transactions, results, lacks_system: false }))
         }
         Bulk::OneByOne => {
-            transactions.push(system_transaction(node, block).await?);
+            let closing = match system_transaction(node, block).await? {
+                Some(closing) => closing,
+                None => {
+                    let result = by_index(node, block, users).await;
+                    let result = result.map_err(|refusal| refused(node, block, SYSTEM_RESULT, refusal))?;
+                    transaction_of(node, block, &result).await?
+                }
+            };
+            transactions.push(closing);
             without_bulk_results(node, block, transactions).await
         }
     }
+}
+
+/// More results came than transactions: those that are missing are asked for by the ids that the results name.
+pub(super) async fn without_some_transactions(
+    node: &Node,
+    block: &proto::Block,
+    transactions: Vec<Bytes>,
+    results: Vec<Bytes>,
+) -> Result<Pieces> {
+    let mut missing = results.len().saturating_sub(transactions.len());
+    let mut came = transactions.into_iter().peekable();
+    let mut transactions = Vec::with_capacity(results.len());
+    for result in &results {
+        let next = match came.peek() {
+            Some(next) if missing > 0 => {
+                let id = transaction_id(&decoded(node, block, next)?);
+                named_by(node, block, result)?.is_none_or(|named| named == id).then(|| came.next())
+            }
+            _ => Some(came.next()),
+        };
+        let transaction = match next.flatten() {
+            Some(transaction) => transaction,
+            None => {
+                missing = missing.saturating_sub(1);
+                transaction_of(node, block, result).await?
+            }
+        };
+        transactions.push(transaction);
+    }
+    let (height, came) = (block.height, transactions.len());
+    tracing::debug!(node = node.name, height, came, "transactions that did not come were asked for by id");
+    Ok(Pieces { transactions, results, lacks_system: false })
 }
 
 /// Results are too large together, or one of them breaks the call.
@@ -79,8 +123,12 @@ pub(super) async fn without_bulk_results(
     let Some(wanted) = wanted(node, block).await? else { return Ok(None) };
     let users = wanted.len();
     let one = |(index, of): (usize, Wanted)| async move {
-        let answer = by_index(node, block, index).await.map_err(|refusal| error_of(node, refusal))?;
-        name(node, block, &answer, &of)
+        match by_index(node, block, index).await {
+            Ok(answer) => name(node, block, &answer, &of),
+            // It may have another way to it.
+            Err(Refusal::NotYet) => result_by_id(node, block, of).await,
+            Err(refusal) => Err(error_of(node, refusal)),
+        }
     };
     let mut results: Vec<Bytes> = stream::iter(wanted.into_iter().enumerate())
         .map(one)
@@ -134,11 +182,24 @@ fn decoded<M: Message + Default>(node: &Node, block: &proto::Block, bytes: &Byte
     M::decode(bytes.as_ref()).map_err(|error| malformed(node, block.height, &error.to_string()))
 }
 
+/// Of which part of which block a refusal is.
+fn refused(node: &Node, block: &proto::Block, part: &str, refusal: Refusal) -> SourceError {
+    if refusal != Refusal::NotYet {
+        return error_of(node, refusal);
+    }
+    let message = format!("it doesn't have {part} of block {}", block.height);
+    SourceError::Transient { endpoint: node.name.clone(), message }
+}
+
+fn tx_id(node: &Node, block: &proto::Block, of: &Wanted) -> Result<TxId> {
+    let id = of.id[..].try_into().map(TxId);
+    id.map_err(|_| malformed(node, block.height, "a transaction's id has not 32 bytes"))
+}
+
 /// A result with the names that the node may have left out.
 fn name(node: &Node, block: &proto::Block, result: &Bytes, of: &Wanted) -> Result<Bytes> {
-    let id = of.id[..].try_into().map(TxId);
-    let id = id.map_err(|_| malformed(node, block.height, "a transaction's id has not 32 bytes"))?;
-    named(result, id, &of.collection_id).map_err(|error| node.refused(block.height, &error))
+    named(result, tx_id(node, block, of)?, &of.collection_id)
+        .map_err(|error| node.refused(block.height, &error))
 }
 
 fn question(block: &proto::Block, of: &Wanted) -> proto::GetTransactionRequest {
@@ -154,21 +215,59 @@ async fn transaction(node: &Node, block: &proto::Block, of: Wanted) -> Result<By
     given(node, block, answer)
 }
 
-/// The transaction that closes the block.
-async fn system_transaction(node: &Node, block: &proto::Block) -> Result<Bytes> {
+/// The transaction that closes the block; `None`: the node has no call for it (flow-go before 0.33, of the end of 2023).
+async fn system_transaction(node: &Node, block: &proto::Block) -> Result<Option<Bytes>> {
     let question = proto::GetTransactionsByBlockIdRequest { block_id: block.id.clone() };
-    let answer = node.ask::<_, proto::TransactionResponse>(Call::SystemTransaction, question).await;
-    given(node, block, answer)
+    match node.ask::<_, proto::TransactionResponse>(Call::SystemTransaction, question).await {
+        Err(Refusal::Unimplemented) => Ok(None),
+        answer => given(node, block, answer).map(Some),
+    }
+}
+
+/// Whose a result is: as it says itself, else as its events say.
+fn named_by(node: &Node, block: &proto::Block, result: &Bytes) -> Result<Option<TxId>> {
+    let result: proto::TransactionResult = decoded(node, block, result)?;
+    let mut ids =
+        [&result.transaction_id].into_iter().chain(result.events.iter().map(|event| &event.transaction_id));
+    Ok(ids.find(|id| id.iter().any(|byte| *byte != 0)).and_then(|id| id[..].try_into().ok()).map(TxId))
+}
+
+/// A result's transaction, by the id that the result names. Some nodes keep users' transactions alone, and make the system's when they are asked for a
+/// whole block. Its id is the same in every block until its script changes, so it may be had with the parent's.
+async fn transaction_of(node: &Node, block: &proto::Block, result: &Bytes) -> Result<Bytes> {
+    let id = named_by(node, block, result)?
+        .ok_or_else(|| malformed(node, block.height, "a result doesn't say of which transaction it is"))?;
+    let of = Wanted { id: Bytes::copy_from_slice(id.as_bytes()), collection_id: Bytes::new() };
+    match node.ask::<_, proto::TransactionResponse>(Call::Transaction, question(block, &of)).await {
+        Err(Refusal::NotYet) => {}
+        answer => return given(node, block, answer),
+    }
+    let question = proto::GetTransactionsByBlockIdRequest { block_id: block.parent_id.clone() };
+    let answer = node.ask::<_, proto::TransactionsResponse>(Call::TransactionsByBlockId, question).await;
+    let of_parent = node.absent(answer)?.map(|answer| answer.transactions).unwrap_or_default();
+    for transaction in of_parent.into_iter().rev() {
+        if transaction_id(&decoded(node, block, &transaction)?) == id {
+            return Ok(transaction);
+        }
+    }
+    Err(SourceError::Transient {
+        endpoint: node.name.clone(),
+        message: format!(
+            "it has the result of transaction {id} of block {}, and not the transaction",
+            block.height
+        ),
+    })
 }
 
 fn given(node: &Node, block: &proto::Block, answer: Answer<proto::TransactionResponse>) -> Result<Bytes> {
-    let transaction = answer.map_err(|refusal| error_of(node, refusal))?.transaction;
+    let transaction = answer.map_err(|refusal| refused(node, block, "a transaction", refusal))?.transaction;
     transaction.ok_or_else(|| malformed(node, block.height, "an answer has no transaction"))
 }
 
 async fn result_by_id(node: &Node, block: &proto::Block, of: Wanted) -> Result<Bytes> {
+    let part = format!("the result of transaction {}", tx_id(node, block, &of)?);
     let answer = node.ask_raw(Call::TransactionResult, question(block, &of)).await;
-    name(node, block, &answer.map_err(|refusal| error_of(node, refusal))?, &of)
+    name(node, block, &answer.map_err(|refusal| refused(node, block, &part, refusal))?, &of)
 }
 
 async fn by_index(node: &Node, block: &proto::Block, index: usize) -> Answer<Bytes> {
@@ -201,7 +300,7 @@ async fn system_result(node: &Node, block: &proto::Block, of: Wanted, index: usi
     };
     match answer {
         Err(Refusal::NotYet) if node.is_spork_root(block.height) => Ok(None),
-        Err(refusal) => Err(error_of(node, refusal)),
+        Err(refusal) => Err(refused(node, block, SYSTEM_RESULT, refusal)),
         Ok(answer) => name(node, block, &answer, &of).map(Some),
     }
 }

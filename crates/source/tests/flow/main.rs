@@ -3,6 +3,7 @@
 mod counters;
 mod evm;
 mod nodes;
+mod pieces;
 mod sporks;
 mod state;
 
