@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_that_has_most_takes_the_place_and_those_that_contradict_don_t() {
+    fn f04_the_answer_that_has_most_takes_the_place_and_those_that_contradict_don_t() {
         let stored = StoredBlock::from(block(3, false));
         let judge = |answers| judge(&stored, answers, Network::Emulator);
         assert!(

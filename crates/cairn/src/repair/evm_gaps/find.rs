@@ -100,7 +100,8 @@ pub(super) async fn find(
     let made = made(app, processors).await?;
     let (mut open, mut left, mut passed) = (rows.len(), bounds.blocks, 0);
     // So that each comes to its turn where there are more than one repair looks at.
-    rows.rotate_left(rand::rng().random_range(0..rows.len()));
+    let first = rand::rng().random_range(0..rows.len());
+    rows.rotate_left(first);
     for row in rows {
         let seen_at = Height(row.seen_at_height);
         if range.is_some_and(|range| seen_at < range.start()) {

@@ -156,8 +156,8 @@ impl EvmGaps<'_> {
         let reader: Arc<dyn RawReader> = self.store.clone();
         // What a new block needs is no damage that was found.
         let mut settled = Report::default();
-        let done =
-            raw::settle(self.store, &reader, self.config.chain(), ranges, &BTreeSet::new(), &mut settled);
+        let (chain, none) = (self.config.chain(), BTreeSet::new());
+        let done = raw::settle(self.store, &reader, chain, ranges, &none, &mut settled);
         if let Err(error) = done.await {
             settled
                 .unmended
