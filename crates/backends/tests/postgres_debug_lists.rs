@@ -122,6 +122,25 @@ async fn an_event_in_object_storage_is_named_by_its_hash() {
     assert_eq!((lists(&db).await.0, number(&db, &named).await), (3, 3));
 }
 
+/// A block that takes another's place, of the same id, has the list of its own events; one above the lists has none yet.
+#[tokio::test]
+async fn the_list_of_a_block_that_was_replaced_is_of_its_own_events() {
+    let Some(db) = pg::database().await else { return };
+    let blocks = with_events(chain(0, 12, 0), 1);
+    let (store, fence) = begun(&db, &blocks[..10]).await;
+    store.repair_block(blocks[5].clone()).await.expect("is written where there are no lists");
+    list_all(&store).await;
+    append(&store, fence, &blocks[10..]).await;
+    for height in [5, 11] {
+        let other = RawBlock { receipts: vec![5; 8].into(), ..blocks[height].clone() };
+        store.repair_block(other).await.expect("is written");
+    }
+    let of_others = "SELECT count(*) FROM raw.transaction_events_debug WHERE events = '05050505'";
+    assert_eq!((lists(&db).await, number(&db, of_others).await), ((10, 0), 1));
+    list_all(&store).await;
+    assert_eq!((lists(&db).await, number(&db, of_others).await), ((12, 0), 2));
+}
+
 /// Counts statements.
 #[derive(Default)]
 struct Counting(AtomicU64);

@@ -50,8 +50,8 @@ pub enum Command {
     Reindex(ReindexArgs),
     /// Make or bring up to date the schemas of both databases.
     Migrate(MigrateArgs),
-    /// Hold what is stored against itself, and mend it: lookups, counts, blocks, index entries, derived rows. Exit status 1: something could not be
-    /// mended; 3: something could not be compared.
+    /// Hold what is stored against itself, and mend it: lookups, counts, blocks, index entries, derived rows; on Flow, ask nodes again about gaps of the EVM
+    /// chain. Exit status 1: something could not be mended; 3: something could not be compared.
     Repair(RepairArgs),
     /// Large payloads of a raw database on PostgreSQL: list them, collect those that nothing needs.
     Payloads(PayloadsArgs),

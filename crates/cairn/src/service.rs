@@ -28,8 +28,8 @@ use crate::cli::Role;
 use crate::config::{Config, hide_url};
 use crate::derive::{Asked, Work};
 use crate::progress;
+use crate::repair::fetch::Fetch;
 use crate::repair::nightly::{self, Nightly};
-use crate::repair::raw::Fetch;
 use crate::stores::{self, Access, LateApp, RawStore};
 use crate::upstream::HttpUpstream;
 
@@ -175,7 +175,8 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         tokio::spawn(denormalize_events(beside.clone(), config.ingest.max_reorg_depth, stop.clone()));
     }
     let nightly = Nightly {
-        raw: Some((beside, Fetch::From(job.source))),
+        raw: beside,
+        fetch: Some(Fetch::From(job.source)),
         reader: working,
         app: work.as_ref().map(|work| work.late.clone()),
     };
@@ -230,7 +231,8 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
         stop.clone(),
     )?;
     let mut status = work.status();
-    let nightly = Nightly { raw: None, reader: raw.clone(), app: Some(work.late.clone()) };
+    let nightly =
+        Nightly { raw: raw.clone(), fetch: None, reader: raw.clone(), app: Some(work.late.clone()) };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
     let app = Some(work.reader());
     let parts = Parts {

@@ -10,6 +10,7 @@ use cairn_flow::proto::{self, BlockHeader};
 use prost::Message;
 
 use crate::draft::Draft;
+use crate::left_out::LeftOut;
 
 /// One transaction as it is served.
 #[derive(Debug, Clone)]
@@ -99,6 +100,8 @@ pub struct Chain {
     pub unsealed_heights: u64,
     blocks: BTreeMap<u64, Arc<ServedBlock>>,
     by_id: HashMap<Bytes, u64>,
+    /// Blocks that are served with less than there is.
+    lessened: BTreeMap<u64, Arc<ServedBlock>>,
 }
 
 impl Chain {
@@ -112,22 +115,49 @@ impl Chain {
 
     /// Without blocks yet.
     pub fn empty(network: Network, root_height: u64) -> Chain {
-        Chain { network, root_height, unsealed_heights: 0, blocks: BTreeMap::new(), by_id: HashMap::new() }
+        Chain {
+            network,
+            root_height,
+            unsealed_heights: 0,
+            blocks: BTreeMap::new(),
+            by_id: HashMap::new(),
+            lessened: BTreeMap::new(),
+        }
     }
 
     /// Adds a block, or puts another in its place.
     pub fn push(&mut self, draft: &Draft) {
         let block = ServedBlock::of(draft);
         self.by_id.insert(block.id.clone(), draft.block.height);
+        self.lessened.remove(&draft.block.height);
         self.blocks.insert(draft.block.height, Arc::new(block));
     }
 
     /// Takes away the blocks above `height`.
     pub fn rollback(&mut self, height: u64) {
         let gone = self.blocks.split_off(&(height + 1));
+        self.lessened.retain(|lessened, _| *lessened <= height);
         gone.values().for_each(|block| {
             self.by_id.remove(&block.id);
         });
+    }
+
+    /// From now on serves these blocks without some of their events, in silence.
+    pub fn leave_out(
+        &mut self,
+        heights: impl IntoIterator<Item = u64>,
+        what: LeftOut,
+    ) -> Result<(), prost::DecodeError> {
+        for height in heights {
+            let Some(block) = self.blocks.get(&height) else { continue };
+            self.lessened.insert(height, Arc::new(what.lessen(block)?));
+        }
+        Ok(())
+    }
+
+    /// Serves whole again what was left out.
+    pub fn leave_nothing_out(&mut self) {
+        self.lessened.clear();
     }
 
     /// The newest block.
@@ -148,16 +178,16 @@ impl Chain {
 
     /// The block at a height.
     pub fn at(&self, height: u64) -> Option<&Arc<ServedBlock>> {
-        self.blocks.get(&height)
+        self.lessened.get(&height).or_else(|| self.blocks.get(&height))
     }
 
     /// The block with this id.
     pub fn by_id(&self, id: &[u8]) -> Option<&Arc<ServedBlock>> {
-        self.blocks.get(self.by_id.get(id)?)
+        self.at(*self.by_id.get(id)?)
     }
 
     /// All of them, by height.
     pub fn blocks(&self) -> impl DoubleEndedIterator<Item = &Arc<ServedBlock>> {
-        self.blocks.values()
+        self.blocks.iter().map(|(height, block)| self.lessened.get(height).unwrap_or(block))
     }
 }

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | one block before it is encoded | [`draft`] |
 //! | blocks as they are served: by height, by id, sealed or not, rolled back | [`chain`] |
+//! | events that the node leaves out for a while | [`left_out`] |
 //! | the node: calls, streams, limits, what it was asked | [`server`], `answers`, [`behaviour`] |
 //! | a chain from a seed: accounts, keys, contracts, tokens, items, EVM, fees, failures, hostile data | [`generate`] |
 //! | what is true of that chain at each height | [`ledger`] |
@@ -28,6 +29,7 @@ pub mod draft;
 pub mod generate;
 pub mod history;
 pub mod ledger;
+pub mod left_out;
 mod messages;
 pub mod scripts;
 pub mod sender;
@@ -39,5 +41,6 @@ pub use client::AccessClient;
 pub use draft::{Draft, linked_blocks};
 pub use generate::{Generator, GeneratorOptions};
 pub use ledger::{ContractId, Ledger};
+pub use left_out::LeftOut;
 pub use sender::{Key, Order, Signer};
 pub use server::{FlowNode, State};

@@ -75,6 +75,21 @@ pub fn evm_blocks(receipts: &Bytes, network: Network) -> Result<EvmBlocks, FlowE
     Ok(answer)
 }
 
+/// The heights of the EVM blocks of the network's own contract that a Flow block closes, out of its receipts. An event that can't be read names none.
+pub fn closed_heights(receipts: &Bytes, network: Network) -> Result<Vec<u64>, FlowError> {
+    let closed = format!("A.{}.EVM.BlockExecuted", hex::encode(network.accounts().service.0));
+    let mut heights = Vec::new();
+    for range in wire::repeated("receipts", receipts, 1)? {
+        let result = TransactionResult::decode(receipts.slice(range))
+            .map_err(|error| FlowError::malformed("a result", error))?;
+        for event in result.events.iter().filter(|event| event.r#type == closed) {
+            let fields = CdcValue::parse_event(&event.payload);
+            heights.extend(fields.and_then(|fields| EvmBlock::from_event(&fields)).map(|block| block.height));
+        }
+    }
+    Ok(heights)
+}
+
 fn contradiction(block: &EvmBlock, came: &Came) -> Option<String> {
     let (height, count) = (block.height, came.hashes.len());
     if came.gas_used != block.gas_used {

@@ -7,6 +7,7 @@
 //! A transaction id does not name one transaction on Flow: the system transactions have the same id in every block ([`id`]).
 
 pub mod address;
+pub mod again;
 pub mod block;
 pub mod cdc;
 mod check;

@@ -37,6 +37,12 @@ pub trait ChainSource: Send + Sync {
     /// where the first one is there.
     async fn blocks(&self, range: HeightRange) -> Result<Vec<RawBlock>>;
 
+    /// The whole block at `height` as each place to ask gives it now, different answers each once: for whoever doubts what he was given before. Where a place
+    /// doesn't answer, the others' count; an error where none does. Empty: it is not here yet.
+    async fn answers(&self, height: Height) -> Result<Vec<RawBlock>> {
+        self.blocks(HeightRange::one(height)).await
+    }
+
     /// How many heights it likes to be asked for in one call of [`ChainSource::blocks`]; may change as it learns.
     fn preferred_heights(&self) -> u64 {
         1

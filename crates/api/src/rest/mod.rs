@@ -54,6 +54,7 @@ use utoipa_axum::routes;
 
 pub use chain::RestChain;
 pub use limits::{MAX_PAGE_ROWS, RestLimits};
+pub use words::rfc3339;
 
 /// Something that has stopped for good and wants a person.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -141,7 +141,7 @@ impl Amount {
 }
 
 /// A time in milliseconds since 1970, as RFC 3339 in UTC; `None` for one beyond the year 262,000.
-pub(crate) fn rfc3339(timestamp_ms: u64) -> Option<String> {
+pub fn rfc3339(timestamp_ms: u64) -> Option<String> {
     let time = DateTime::from_timestamp_millis(i64::try_from(timestamp_ms).ok()?)?;
     Some(time.to_rfc3339_opts(SecondsFormat::AutoSi, true))
 }

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use anyhow::bail;
 use cairn_store::RawReader;
 
-use crate::chain::Chain;
 use crate::cli::RepairArgs;
 use crate::commands::verify::parse_range;
-use crate::config::{self, Config, Overrides};
+use crate::config::{self, Overrides};
 use crate::progress::Bar;
+use crate::repair::evm_gaps::{Bounds, EvmGaps};
+use crate::repair::fetch::Fetch;
 use crate::repair::nightly::{compare, sample};
-use crate::repair::raw::{self, Fetch};
 use crate::repair::state::Part;
-use crate::repair::{Incomplete, Outcome};
+use crate::repair::{Incomplete, Outcome, raw};
 use crate::stores::{self, Access};
-use crate::{derive, output, wiring};
+use crate::{derive, output};
 
 /// Repairs the range, or everything.
 pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()> {
@@ -38,7 +38,7 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
         bail!("none of these heights is stored; this archive holds {stored}");
     }
     let full = args.sample.map_or(range, |heights| sample(range, heights));
-    let fetch = fetch(&config, head.info.chain_id).await?;
+    let fetch = Fetch::configured(&config, head.info.chain_id).await?;
     let bar = Bar::new(full.len(), "repairing");
     let first = full.start();
     let mut report =
@@ -47,6 +47,10 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
     bar.finish();
     if config.derive.enabled && !args.raw_only {
         let app = derive::open_for_command(&config).await?;
+        let bounds = if args.sample.is_some() { Bounds::PART } else { Bounds::WHOLE };
+        // Before rows are compared: it also lets begin anew what was folded from them.
+        let gaps = EvmGaps { config: &config, store: &store, app: &*app, bounds };
+        report.add(gaps.repair(asked, Some(&fetch)).await);
         // State is folded from all heights: a range of them says nothing about it.
         let state = match (&asked, args.sample) {
             (Some(_), _) => None,
@@ -60,25 +64,5 @@ pub async fn repair(file: Option<&Path>, args: &RepairArgs) -> anyhow::Result<()
         Outcome::Clean | Outcome::Mended => Ok(()),
         Outcome::Incomplete => Err(Incomplete(report.not_compared.count()).into()),
         Outcome::Unmended => bail!("{} problems could not be mended", report.unmended.count()),
-    }
-}
-
-/// Where lost blocks come from: the configured node. Without one, or with one that is away, repair goes on as far as it can.
-async fn fetch(config: &Config, chain_id: cairn_core::ChainId) -> anyhow::Result<Fetch> {
-    if config.chain.rpc.is_empty() && config.chain.access.is_empty() {
-        let flag = match config.chain() {
-            Chain::Evm => "--rpc http://HOST:PORT",
-            Chain::Flow(_) => "--flow-access HOST:PORT",
-        };
-        return Ok(Fetch::Nowhere(format!("no node is given to fetch it from: use {flag}")));
-    }
-    match wiring::connect(config).await {
-        Ok(nodes) if nodes.chain_id != chain_id => bail!(
-            "the node serves chain {}, the archive holds chain {}",
-            Chain::name_of(nodes.chain_id),
-            Chain::name_of(chain_id)
-        ),
-        Ok(nodes) => Ok(Fetch::From(nodes.source)),
-        Err(error) => Ok(Fetch::Nowhere(format!("{error:#}"))),
     }
 }

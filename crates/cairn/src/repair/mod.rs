@@ -2,6 +2,7 @@
 //!
 //! * [`raw`]: lookups against rows both ways, blocks whose counts disagree, blocks against their own hashes, index entries. What is gone or wrong is
 //!   fetched again from the node.
+//! * [`evm_gaps`]: gaps of the EVM chain on Flow, which only a node can close: the Flow blocks in which they are are asked for again.
 //! * [`derived`]: rows that mappers wrote against what they make of the blocks now. What differs is made again by the workers.
 //! * [`state`]: rows that folders keep, against what their events make. What differs is folded anew where that is asked for.
 //! * [`nightly`]: all of them, in a running process, on a part of the archive at a time.
@@ -10,6 +11,8 @@
 //! one goes on.
 
 pub mod derived;
+pub mod evm_gaps;
+pub mod fetch;
 pub mod lines;
 pub mod nightly;
 pub mod raw;
@@ -55,6 +58,14 @@ pub struct Report {
     pub states_damaged: u64,
     /// Of those, the ones whose folders begin anew.
     pub states_requested: u64,
+    /// Open gaps of the EVM chain on Flow whose blocks were asked for again.
+    pub gaps: u64,
+    /// Of them, those whose EVM blocks came: the rows are made again.
+    pub gaps_mended: u64,
+    /// Of them, those for which the nodes gave the same again.
+    pub gaps_same: u64,
+    /// How many are open still, as far as they were looked at; `None`: it is not known now.
+    pub gaps_open: Option<u64>,
     /// What was found, one line each, the first [`MAX_NAMED`].
     pub named: Vec<String>,
     /// What could not be mended, and why.
@@ -132,6 +143,7 @@ impl Report {
             + self.index_damaged
             + self.rows_damaged
             + self.states_damaged
+            + self.gaps
     }
 
     /// Adds another report.
@@ -150,6 +162,10 @@ impl Report {
         self.states += other.states;
         self.states_damaged += other.states_damaged;
         self.states_requested += other.states_requested;
+        self.gaps += other.gaps;
+        self.gaps_mended += other.gaps_mended;
+        self.gaps_same += other.gaps_same;
+        self.gaps_open = other.gaps_open.or(self.gaps_open);
         for line in other.named {
             self.name(line);
         }
@@ -189,6 +205,13 @@ impl fmt::Display for Report {
             "state       {} rows compared, {} not what their events make, {} folded anew",
             self.states, self.states_damaged, self.states_requested
         )?;
+        if self.gaps > 0 {
+            writeln!(
+                out,
+                "EVM gaps    {} asked about, {} closed, {} with the same answer as before",
+                self.gaps, self.gaps_mended, self.gaps_same
+            )?;
+        }
         f.write_str(&out)
     }
 }

@@ -1,5 +1,5 @@
-//! Repair at intervals in a running process: lookups and counts of everything, a stretch of blocks and derived rows in full, another one each time, and where
-//! that is asked for as much of the state as fits into memory, another part each time.
+//! Repair at intervals in a running process: lookups and counts of everything, gaps of the EVM chain on Flow, some where there are many, a stretch of blocks and derived rows
+//! in full, another one each time, and where that is asked for as much of the state as fits into memory, another part each time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,9 @@ use rand::Rng;
 use tokio_util::sync::CancellationToken;
 
 use super::derived::{ASK_AFTER, Derived};
-use super::raw::{self, Fetch};
+use super::evm_gaps::{Bounds, EvmGaps};
+use super::fetch::Fetch;
+use super::raw;
 use super::state::{Part, States};
 use super::{Outcome, Report};
 use crate::config::Config;
@@ -22,8 +24,11 @@ const FIRST_AFTER: u32 = 24;
 
 /// What is repaired.
 pub struct Nightly {
-    /// The raw store; `None` where another process repairs it.
-    pub raw: Option<(Arc<dyn RawStore>, Fetch)>,
+    /// The raw store.
+    pub raw: Arc<dyn RawStore>,
+    /// Where lost blocks come from; `None` where another process repairs blocks and lookups. Gaps of the EVM chain are closed where tables are derived, from the nodes that
+    /// the configuration names if this process has no others.
+    pub fetch: Option<Fetch>,
     /// Where blocks are read for the comparison.
     pub reader: Arc<dyn RawReader>,
     /// The app store, where this process derives.
@@ -64,10 +69,14 @@ async fn once(config: &Config, nightly: &Nightly, turn: u64) -> anyhow::Result<R
     let stored = nightly.reader.snapshot().await?.head().range();
     let full = sample(stored, config.repair.sample_heights);
     let mut report = Report::default();
-    if let Some((store, fetch)) = &nightly.raw {
+    let (store, nodes) = (&nightly.raw, nightly.fetch.as_ref());
+    if let Some(fetch) = nodes {
         report.add(raw::repair(store, config.chain(), fetch, stored, full, |_| {}).await?);
     }
     if let Some(app) = nightly.app.as_ref().and_then(|late| late.app()) {
+        // Before rows are compared: it also lets begin anew what was folded from them.
+        let gaps = EvmGaps { config, store, app: &*app, bounds: Bounds::PART };
+        report.add(gaps.repair(None, nodes).await);
         let state = config.repair.state_at_intervals.then_some(Part::Turn(turn));
         report.add(compare(config, &nightly.reader, &*app, full, state, false).await);
     }
@@ -133,11 +142,15 @@ fn tell(report: &Report) {
         ("index", report.index_damaged),
         ("derived", report.rows_damaged),
         ("state", report.states_damaged),
+        ("evm-gap", report.gaps),
     ] {
         metrics::counter!("cairn_repair_found_total", "what" => what).increment(found);
     }
     metrics::gauge!("cairn_repair_unmended").set(report.unmended.count() as f64);
     metrics::gauge!("cairn_repair_not_compared").set(report.not_compared.count() as f64);
+    if let Some(open) = report.gaps_open {
+        metrics::gauge!("cairn_evm_gaps").set(open as f64);
+    }
     match outcome {
         Outcome::Clean => {
             tracing::info!(

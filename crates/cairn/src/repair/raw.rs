@@ -11,9 +11,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use cairn_core::{ErrorKind, Height, HeightRange, Parts};
 use cairn_pipeline::audit::{AuditReport, Subject, audit};
-use cairn_source::ChainSource;
 use cairn_store::{RawReader, StoreError};
 
+use super::fetch::Fetch;
 use super::{Report, ranges_of};
 use crate::chain::Chain;
 use crate::stores::{RawStore, RepairedLookups};
@@ -27,14 +27,6 @@ const READ_BYTES: u64 = 8 << 20;
 const MAX_FINDINGS: usize = 10_000;
 /// Damaged heights closer together than this are looked at again as one range.
 const JOIN_HEIGHTS: u64 = 1_000;
-
-/// Where lost blocks come from, and why not where there is no such place.
-pub enum Fetch {
-    /// A node, or whatever else serves the chain; its answers are verified.
-    From(Arc<dyn ChainSource>),
-    /// Nowhere: why.
-    Nowhere(String),
-}
 
 /// Repairs lookups and counts of `range`, and all of the blocks in `full`, which lies in it. `progress` is told how far the audit is.
 pub async fn repair(
@@ -105,9 +97,23 @@ pub async fn repair(
         blocks.iter().copied().chain(index.iter().flat_map(|range| ends(*range))).collect::<BTreeSet<_>>(),
         JOIN_HEIGHTS,
     );
+    settle(store, &reader, chain, &again, &failed, &mut report).await?;
+    Ok(report)
+}
+
+/// Looks at what was damaged, or replaced, once more: makes its index entries anew where they are wrong, and names what is still wrong, but for heights that `failed` and
+/// are named already.
+pub(super) async fn settle(
+    store: &Arc<dyn RawStore>,
+    reader: &Arc<dyn RawReader>,
+    chain: Chain,
+    again: &[HeightRange],
+    failed: &BTreeSet<Height>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let mut left = Vec::new();
-    for part in &again {
-        left.extend(look(&reader, chain, *part, &mut |_| {}).await?.findings);
+    for part in again {
+        left.extend(look(reader, chain, *part, &mut |_| {}).await?.findings);
     }
     let wrong: Vec<HeightRange> = left
         .iter()
@@ -116,23 +122,24 @@ pub async fn repair(
             Subject::Block => None,
         })
         .collect();
-    report.index_damaged = wrong.len() as u64;
+    let damaged = wrong.len() as u64;
+    report.index_damaged += damaged;
     if !wrong.is_empty() {
         match store.repair_index(wrong.clone(), chain.log_terms()).await {
             Ok(_) => {}
             Err(error) => report.unmended.push(format!("index: {error}")),
         }
         left.clear();
-        for part in &again {
-            left.extend(look(&reader, chain, *part, &mut |_| {}).await?.findings);
+        for part in again {
+            left.extend(look(reader, chain, *part, &mut |_| {}).await?.findings);
         }
         let still = left.iter().filter(|finding| finding.subject != Subject::Block).count() as u64;
-        report.index_mended = report.index_damaged.saturating_sub(still);
+        report.index_mended += damaged.saturating_sub(still);
     }
     for finding in left.iter().filter(|finding| !failed.contains(&finding.height)) {
         report.unmended.push(format!("height {}: {}", finding.height, finding.problem));
     }
-    Ok(report)
+    Ok(())
 }
 
 fn tell(report: &mut Report, step: HeightRange, what: &str, found: &RepairedLookups) {
@@ -228,10 +235,7 @@ async fn look(
 }
 
 async fn fetch_again(store: &Arc<dyn RawStore>, fetch: &Fetch, height: Height) -> anyhow::Result<()> {
-    let source = match fetch {
-        Fetch::From(source) => source,
-        Fetch::Nowhere(why) => anyhow::bail!("{why}"),
-    };
+    let source = fetch.source()?;
     let blocks = source.blocks(HeightRange::one(height)).await.context("can't be fetched")?;
     let block = blocks.into_iter().next().context("the node doesn't have it")?;
     store.repair_block(block).await.context("the node's block can't take its place")

@@ -27,6 +27,11 @@ impl Server {
         Some(Server { runtime, db })
     }
 
+    /// Where it is.
+    pub fn url(&self) -> String {
+        self.db.url.clone()
+    }
+
     pub fn sql(&self, statements: &str) {
         self.runtime.block_on(self.db.sql(statements));
     }

@@ -50,6 +50,10 @@ impl ChainSource for UntilStopped {
         self.unless_stopped(self.inner.blocks(range)).await
     }
 
+    async fn answers(&self, height: Height) -> Result<Vec<RawBlock>> {
+        self.unless_stopped(self.inner.answers(height)).await
+    }
+
     fn preferred_heights(&self) -> u64 {
         self.inner.preferred_heights()
     }

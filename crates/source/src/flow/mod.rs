@@ -162,6 +162,44 @@ impl FlowSource {
         }
     }
 
+    /// From each node that has it and whose EVM side holds, different ones once; where it holds with none, what [`FlowSource::block`] makes of that.
+    async fn block_of_each(&self, height: u64) -> Result<Vec<RawBlock>> {
+        let mut tried = Tried::default();
+        let mut blocks: Vec<RawBlock> = Vec::new();
+        let (mut has_answered, mut is_doubted) = (false, false);
+        loop {
+            let node = match self.pool.next(Want::Height(height), &mut tried).await {
+                Ok(node) => node,
+                Err(_) if has_answered => break,
+                Err(error) => return Err(error),
+            };
+            let answer = match self.block_of(node, height).await {
+                Ok(Some(block)) => doubt::evm_side(node, &block).map(|side| Some((side, block))),
+                Ok(None) => Ok(None),
+                Err(error) => Err(error),
+            };
+            match answer {
+                Ok(Some((EvmBlocks::Contradicted(message), _))) => {
+                    tracing::warn!(node = node.name, height, why = message, "an answer is left out");
+                    is_doubted = true;
+                }
+                Ok(Some((_, block))) if !blocks.contains(&block) => blocks.push(block),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(node = node.name, height, %error, "other nodes' answers count");
+                    tried.failed(node, error);
+                    continue;
+                }
+            }
+            has_answered = true;
+            tried.answered(node);
+        }
+        if blocks.is_empty() && is_doubted {
+            blocks.extend(self.block(height).await?);
+        }
+        Ok(blocks)
+    }
+
     async fn block_of(&self, node: &Node, height: u64) -> Result<Option<RawBlock>> {
         let is_near_head = height.saturating_add(NEAR_HEAD_HEIGHTS) > self.seen.load(Ordering::Relaxed);
         let execution = match (self.config.execution_results, is_near_head) {
@@ -301,6 +339,10 @@ impl ChainSource for FlowSource {
             }
         }
         Ok(blocks)
+    }
+
+    async fn answers(&self, height: Height) -> Result<Vec<RawBlock>> {
+        self.block_of_each(height.get()).await
     }
 
     fn preferred_heights(&self) -> u64 {

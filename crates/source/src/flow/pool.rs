@@ -100,6 +100,11 @@ pub(super) struct Tried {
 }
 
 impl Tried {
+    /// It answered, and others are to be asked too.
+    pub fn answered(&mut self, node: &Node) {
+        self.nodes.push(node.index);
+    }
+
     /// It failed. What another try may mend is remembered before what it can't.
     pub fn failed(&mut self, node: &Node, error: SourceError) {
         self.nodes.push(node.index);
@@ -238,7 +243,7 @@ impl Pool {
                 let Some(node) = self.in_turn(serving) else {
                     return Err(self.nobody(want, &stretches, tried));
                 };
-                if !tried.nodes.is_empty() {
+                if tried.error.is_some() {
                     metrics::counter!("cairn_source_failovers_total", "endpoint" => node.name.clone())
                         .increment(1);
                 }

@@ -76,3 +76,49 @@ async fn f05_a_contradiction_that_answers_agree_on_is_taken_and_marked() {
     assert_eq!(error.kind(), ErrorKind::Retry);
     assert_eq!(differs.asked("GetBlockByHeight"), 3);
 }
+
+/// Whoever doubts a block asks each node once, and hears each different answer once.
+#[tokio::test]
+async fn f04_each_node_gives_its_answer_to_who_doubts_a_block() {
+    let whole = closing(20..=29, &[1, 2]);
+    let (one, two, lacks) =
+        (serving(whole.clone()).await, serving(whole.clone()).await, serving(whole).await);
+    lacks.state().chain.leave_out([24], LeftOut::OfEvm).expect("its own messages");
+    let contradicts = serving(closing(20..=29, &[1])).await;
+    let nodes = [&lacks, &one, &two, &contradicts].map(|node| (node, None, None));
+    let source = FlowSource::connect(config(&nodes)).await.expect("connects");
+    let counters = Counters::default();
+    let _counting = metrics::set_default_local_recorder(&counters);
+    let answers = async |source: &FlowSource, height: u64| {
+        let answers = source.answers(Height(height)).await.expect("answers");
+        let mut counts: Vec<u32> = answers.iter().map(|block| block.facts.log_count).collect();
+        counts.sort_unstable();
+        counts
+    };
+    assert_eq!(answers(&source, 24).await, [2, 5], "without the three of the EVM, and with them");
+    for node in [&lacks, &one, &two, &contradicts] {
+        assert_eq!(node.take_counts().asked["GetBlockByHeight"], 1);
+    }
+    assert_eq!(answers(&source, 25).await, [5], "all the same, but for one that is left out");
+    let failovers = |node: &FlowNode| {
+        let name = node.url.trim_start_matches("http://");
+        counters.counted(&format!("cairn_source_failovers_total{{endpoint={name}}}"))
+    };
+    assert_eq!([&lacks, &one, &two].map(failovers), [0; 3], "nothing failed");
+    assert!(source.answers(Height(40)).await.expect("answers").is_empty(), "not yet");
+
+    // One that is away is not waited for; without any there is an error.
+    let failing = Some(("GetBlockByHeight", tonic::Code::Unavailable));
+    one.state().behaviour.failing = failing;
+    assert_eq!(answers(&source, 24).await, [2, 5]);
+    for node in [&two, &lacks, &contradicts] {
+        node.state().behaviour.failing = failing;
+    }
+    assert_eq!(source.answers(Height(24)).await.expect_err("all are away").kind(), ErrorKind::Retry);
+
+    // Where no other answer is to be had, one that contradicts itself is taken as any such block is.
+    contradicts.state().behaviour.failing = None;
+    let alone = super::one(&contradicts).await;
+    let taken = alone.answers(Height(24)).await.expect("answers");
+    assert!(taken.len() == 1 && is_marked(&taken[0]));
+}

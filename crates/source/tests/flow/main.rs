@@ -16,7 +16,7 @@ use cairn_flow::id::transaction_id;
 use cairn_flow::proto::{BlockHeader, Transaction};
 use cairn_flow::{Checks, Network};
 use cairn_flow_node::draft::system;
-use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, RateLimit, linked_blocks};
+use cairn_flow_node::{Behaviour, Chain, Draft, FlowNode, LeftOut, RateLimit, linked_blocks};
 use cairn_source::flow::{FlowConfig, FlowSource, NodeConfig};
 use cairn_source::{ChainSource, SourceError};
 use counters::Counters;

@@ -3,6 +3,7 @@
 
 use std::sync::PoisonError;
 
+use cairn_core::HeightRange;
 use cairn_store::Result;
 
 use super::PgRawStore;
@@ -43,6 +44,8 @@ const ADD: &str = "INSERT INTO raw.transaction_events_debug (block_height, trans
        AND e.events IS NOT NULL ON CONFLICT (block_height, transaction_index) DO NOTHING";
 
 const LOWEST: &str = "SELECT coalesce(min(common_height), 0) FROM raw.reorgs WHERE id > $1";
+const THERE: &str = "SELECT to_regclass('raw.transaction_events_debug') IS NOT NULL";
+const DROP: &str = "DELETE FROM raw.transaction_events_debug WHERE block_height >= $1 AND block_height < $2";
 const NEXT: &str = "SELECT coalesce(max(block_height) + 1, 0) FROM raw.transaction_events_debug";
 
 /// How far the lists have come. Heights without an event leave nothing in the table that says so.
@@ -101,6 +104,18 @@ async fn step(tx: &Tx, before: Option<Listed>, depth: i64) -> Result<(Listed, bo
         next = to;
     }
     Ok((Listed { next, reorg_id }, next < end))
+}
+
+/// Writes the lists of heights again whose blocks were replaced, where there are any; those above the highest list have none yet.
+pub(super) async fn list_again(tx: &Tx, range: HeightRange) -> Result<()> {
+    let there = tx.query_one(THERE, &[]).await?;
+    if !there.try_get::<_, bool>(0).map_err(db)? || next(tx).await? <= sql(range.start()) {
+        return Ok(());
+    }
+    let (from, to) = (sql(range.start()), sql(range.end()));
+    tx.execute(DROP, &[&from, &to]).await?;
+    tx.execute(ADD, &[&from, &to, &MAX_CHARS, &MAX_EVENT_BYTES, &MAX_EVENTS]).await?;
+    Ok(())
 }
 
 /// The height after the highest one that has a list.

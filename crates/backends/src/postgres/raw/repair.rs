@@ -12,7 +12,7 @@ use super::head::{self, sql};
 use super::rows::EncodedBatch;
 use super::tx::Tx;
 use super::writer::{MAX_OFFLOADS, is_object_lost, make_live};
-use super::{PgRawStore, Shared, blocking, moves, read, repair_lookups};
+use super::{PgRawStore, Shared, blocking, debug, moves, read, repair_lookups};
 
 /// The most heights that one call repairs.
 const MAX_HEIGHTS: u64 = 100_000;
@@ -51,7 +51,7 @@ impl PgRawStore {
     }
 
     /// Writes the rows of a canonical block again, which was fetched and verified: its id has to be the stored one, or fit between its stored
-    /// neighbours where its row is gone. Its index of log terms stays.
+    /// neighbours where its row is gone. Its lookups, and its lists for debugging, become what the block says. Its index of log terms stays.
     pub async fn repair_block(&self, block: RawBlock) -> Result<()> {
         let shared = &self.shared;
         shared.demand_writable()?;
@@ -144,5 +144,6 @@ async fn repair_block(tx: &Tx, batch: &Arc<EncodedBatch>) -> Result<()> {
         &[&&block.id.0[..], &sql(range.start()), &sql(range.end())],
     )
     .await?;
-    batch.write_rows(tx).await
+    batch.write_rows(tx).await?;
+    debug::list_again(tx, range).await
 }

@@ -2,7 +2,7 @@
 //!
 //! Not every Flow block has an EVM block: that is no fault, and `evm_absences` says where. But the EVM blocks that there are follow each other: each
 //! height is one more than the last one's, and each block's parent is the last one. Where that doesn't hold, it is reported as an error and has a row
-//! in `evm_gaps`, and the chain goes on from what is there.
+//! in `evm_gaps`, and the chain goes on from what is there. `cairn repair` asks nodes for what is missing; when it comes, the chain is folded anew.
 //!
 //! An EVM block whose transactions stand in several Flow blocks, because the system's transaction failed that should have closed it, is put together
 //! here: `evm_splits` says whether its parts are all (F05). Their gas and places are compared; the root of its hashes can't be, since no part has all.

@@ -228,6 +228,32 @@ pub static EVM_GAPS: TableDef = TableDef {
     indexes: &[],
 };
 
+/// A row of [`EVM_GAPS`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EvmGap {
+    /// The first EVM block's height.
+    pub from_evm_height: u64,
+    /// The Flow block at which it was seen.
+    pub seen_at_height: u64,
+    /// `gap`, `repeat` or `fork`.
+    pub kind: String,
+    /// The last EVM block's height, included.
+    pub to_evm_height: u64,
+}
+
+impl EvmGap {
+    /// From a row.
+    pub fn from_row(row: &Row) -> Result<EvmGap, RowError> {
+        let fields = &mut Fields::of(&EVM_GAPS, row);
+        Ok(EvmGap {
+            from_evm_height: fields.uint()?,
+            seen_at_height: fields.uint()?,
+            kind: fields.text()?.to_owned(),
+            to_evm_height: fields.uint()?,
+        })
+    }
+}
+
 /// A place where the EVM chain isn't whole.
 pub fn evm_gap(kind: &'static str, from: u64, to: u64, height: u64) -> Change {
     Change(vec![
