@@ -275,7 +275,7 @@ async fn run(
 ) -> anyhow::Result<()> {
     let Some(app) = stores::open_app_patiently(config, catalog.clone(), &stop).await? else { return Ok(()) };
     if config.app.url.is_none() {
-        // This process holds the directory alone: what a predecessor held is free.
+        // This process holds the directory alone: what a predecessor held is free, and a bad end of each range of which it did nothing.
         app.release_all().await?;
     }
     late.set(app.clone());

@@ -160,7 +160,17 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         new_head,
         answers: job.role != Role::Ingest,
     };
-    let servers = Servers::start(config, parts, stop.clone()).await?;
+    let servers = match Servers::start(config, parts, stop.clone()).await {
+        Ok(servers) => servers,
+        Err(error) => {
+            // What it has claimed is given back: a start that fails at an address again and again is no bad end of a range.
+            stop.cancel();
+            if let Some(work) = work {
+                work.stopped().await;
+            }
+            return Err(error);
+        }
+    };
     (job.announce)(&servers.served);
     tokio::spawn(manage_partitions(beside.clone(), stop.clone()));
     let gaps = GapWatch {
