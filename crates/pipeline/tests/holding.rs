@@ -63,12 +63,12 @@ async fn a_worker_far_behind_stops_after_the_chunk_under_way() {
     working.stop().await.unwrap();
 }
 
-/// Refuses chunks while it is told to, in a way that a retry won't mend.
-struct Refusing(AtomicBool);
+/// Refuses one verb while it is told to, in a way that a retry won't mend.
+struct Refusing(&'static str, AtomicBool);
 
 impl CommitHook for Refusing {
     fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
-        if verb == "commit_chunk" && self.0.load(SeqCst) {
+        if verb == self.0 && self.1.load(SeqCst) {
             return Err(StoreError::Database("column \"x\" is of another type (SQLSTATE 42804)".into()));
         }
         Ok(())
@@ -82,7 +82,7 @@ impl CommitHook for Refusing {
 #[tokio::test(start_paused = true)]
 async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
     let world = Derived::new(tiny(1), 20).await;
-    let refusing = Arc::new(Refusing(AtomicBool::new(true)));
+    let refusing = Arc::new(Refusing("commit_chunk", AtomicBool::new(true)));
     world.app.set_hook(Some(refusing.clone()));
     let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
     let is_counted = async || world.leases().await.iter().any(|lease| lease.attempt >= 2);
@@ -95,9 +95,30 @@ async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
     // It is dead in the end, and an operator frees it.
     world.until("a dead lease", async || world.leases().await[0].attempt >= MAX_ATTEMPTS).await;
     assert!(working.is_running());
-    refusing.0.store(false, SeqCst);
+    refusing.1.store(false, SeqCst);
     let lease = world.leases().await.remove(0);
     world.app.retry_lease(lease.id).await.unwrap();
     world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_fails_is_no_bad_end_of_the_range_in_hand() {
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    world.until_next("mark_worker", 21).await;
+    let held = world.leases().await.remove(0);
+    assert_eq!(held.status, LeaseStatus::Active);
+    // It waits for the head, and looks whether it can help elsewhere meanwhile.
+    let refusing = Arc::new(Refusing("claim", AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let says = |words: &str| working.status().services["mark_worker"].last_error.contains(words);
+    world.until("a claim that fails", async || says("42804")).await;
+    pass_ms(60_000).await;
+    let now = world.leases().await.remove(0);
+    assert_eq!((now.status, now.attempt, now.fence), (LeaseStatus::Active, 0, held.fence));
+    assert!(world.logged().await.is_empty(), "{:#?}", world.logged().await);
+    world.append(MAIN, 21, 25).await;
+    world.until_next("mark_worker", 26).await;
     working.stop().await.unwrap();
 }

@@ -145,7 +145,16 @@ impl Worker {
     async fn help_once(&self) -> Result<bool, DeriveError> {
         let asked_at = Instant::now();
         // Nothing new is claimed.
-        let Some(lease) = self.claim(Some(Height::ZERO)).await? else { return Ok(false) };
+        let lease = match self.claim(Some(Height::ZERO)).await {
+            Ok(Some(lease)) => lease,
+            Ok(None) => return Ok(false),
+            Err(error) if ends_all(&error) => return Err(error),
+            // It is not about the range in hand, which is neither given up nor charged for it.
+            Err(error) => {
+                self.note(&error);
+                return Ok(false);
+            }
+        };
         let mut helped = self.hold(lease, asked_at);
         let mut next = Try::of(self.context.options.chunk_heights);
         let mut worked = false;
@@ -417,9 +426,12 @@ impl Worker {
     async fn is_anothers(&self, lease: &WorkerLease) -> Result<bool, DeriveError> {
         match self.context.app.lease(lease.id).await {
             Ok(now) => Ok(now.is_none_or(|now| now.fence != lease.fence)),
-            Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
-            // The renewal will tell.
             Err(error) => {
+                let error = DeriveError::from(error);
+                if ends_all(&error) {
+                    return Err(error);
+                }
+                // The renewal will tell.
                 tracing::debug!(service = self.service().name, %error, "can't look at the lease now");
                 Ok(false)
             }
@@ -588,6 +600,11 @@ impl Worker {
         let checkpoint = snapshot.checkpoint(self.service().name).cloned();
         Ok(checkpoint.map(|checkpoint| Committed { lease: now, checkpoint }))
     }
+}
+
+/// Whether nothing that this process derives can be right any more.
+fn ends_all(error: &DeriveError) -> bool {
+    error.kind() == ErrorKind::Halt && !error.is_of_one_range()
 }
 
 fn nothing_yet(lease: &WorkerLease) -> DeriveError {
