@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::StoreError;
-use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity};
+use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity, WorkerLease};
 use cairn_store::memory::CommitHook;
 use futures::FutureExt;
 
@@ -99,6 +99,44 @@ async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
     let lease = world.leases().await.remove(0);
     world.app.retry_lease(lease.id).await.unwrap();
     world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_refuses_all_ranges_charges_one_of_them() {
+    let world = Derived::new(tiny(1), 39).await;
+    let refusing = Arc::new(Refusing("commit_chunk", AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let options = DeriveOptions { range_heights: 10, workers_per_service: 2, ..world.options() };
+    let working = world.start(vec![marks(|_, _| Ok(()))], options);
+    let dead = async || world.leases().await.into_iter().find(|lease| lease.is_dead());
+    world.until("a dead lease", async || dead().await.is_some()).await;
+    let charged = dead().await.expect("one").id;
+    // It goes on for hours.
+    for _ in 0..8 {
+        pass_ms(1_800_000).await;
+        for lease in world.leases().await.iter().filter(|lease| lease.id != charged) {
+            assert_eq!(lease.attempt, 0, "{lease:?}");
+        }
+    }
+    assert!(world.leases().await.len() > 1, "no other range was tried");
+    assert_eq!(world.logged().await.len(), 1, "{:#?}", world.logged().await);
+    assert!(working.is_running());
+    // When it is over, the others go on without an operator; and the next refusal counts again.
+    refusing.1.store(false, SeqCst);
+    let others = async || {
+        let done = |lease: &&WorkerLease| lease.status == LeaseStatus::Completed && lease.id != charged;
+        world.leases().await.iter().filter(done).count() == 3
+    };
+    world.until("the other ranges", others).await;
+    refusing.1.store(true, SeqCst);
+    world.append(MAIN, 40, 49).await;
+    let is_counted =
+        async || world.leases().await.iter().any(|lease| lease.id != charged && lease.attempt > 0);
+    world.until("a bad end", is_counted).await;
+    refusing.1.store(false, SeqCst);
+    world.app.retry_lease(charged).await.unwrap();
+    world.until_next("mark_worker", 50).await;
     working.stop().await.unwrap();
 }
 

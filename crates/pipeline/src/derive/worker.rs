@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{ErrorKind, Height, HeightRange};
+use cairn_store::StoreError;
 use cairn_store::derived::{
     ClaimRequest, Committed, DerivedSnapshot, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease,
 };
@@ -235,36 +236,56 @@ impl Worker {
     ) -> Result<(), DeriveError> {
         let mut held = self.hold(lease, asked_at);
         let left = self.chunks(&mut held, listener).await;
-        let is_refused = left.as_ref().is_err_and(DeriveError::is_of_one_range);
-        self.leave(&held, left).await?;
-        if is_refused {
-            // Where the database refuses more than this range, not one range after the other is to fail at once.
-            let pause_ms = self.context.options.failed_pause(held.lease.attempt);
-            self.pause(tokio::time::sleep(Duration::from_millis(pause_ms))).await;
+        let rest_ms = self.leave(&held, left).await?;
+        if rest_ms > 0 {
+            self.pause(tokio::time::sleep(Duration::from_millis(rest_ms))).await;
         }
         Ok(())
     }
 
-    /// Gives a lease back as its end demands. An error is one that ends all derived work of this process.
-    async fn leave(&self, held: &Held, left: Result<Left, DeriveError>) -> Result<(), DeriveError> {
+    /// Gives a lease back as its end demands; says for how many milliseconds whoever left it is to claim nothing. An error is one that ends all derived work of this process.
+    async fn leave(&self, held: &Held, left: Result<Left, DeriveError>) -> Result<u64, DeriveError> {
         let options = &self.context.options;
         let name = self.service().name;
+        let mut rest_ms = 0;
         let end = match left {
-            Ok(Left::Completed | Left::Lost) => return Ok(()),
+            Ok(Left::Completed | Left::Lost) => return Ok(0),
             Ok(Left::Stopping | Left::Paused) => LeaseEnd::Released,
             Err(error) => {
                 self.note(&error);
                 let message = error.to_string();
-                match error.kind() {
+                let uncharged = match &error {
+                    DeriveError::Store(StoreError::Database(_)) => {
+                        self.context.refusals.refused(name, held.lease.id)
+                    }
+                    _ => None,
+                };
+                match (error.kind(), uncharged) {
                     // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
-                    ErrorKind::Halt if !error.is_of_one_range() => {
+                    _ if ends_all(&error) => {
                         return Err(self.halts(error, Some(held.lease.done_to)));
                     }
-                    ErrorKind::Retry | ErrorKind::Wait => {
+                    (ErrorKind::Retry | ErrorKind::Wait, _) => {
                         LeaseEnd::Transient { message, retry_in_ms: options.failed_pause_ms }
                     }
-                    _ => {
+                    (_, Some(before)) => {
+                        let retry_in_ms = options.failed_pause(before);
+                        rest_ms = retry_in_ms;
+                        tracing::warn!(
+                            service = name,
+                            range = %held.lease.range,
+                            retry_in_ms,
+                            %error,
+                            "the database refuses one range after the other; this one isn't charged with it"
+                        );
+                        LeaseEnd::Transient { message, retry_in_ms }
+                    }
+                    (_, None) => {
                         let retry_in_ms = options.failed_pause(held.lease.attempt);
+                        if error.is_of_one_range() {
+                            // Where the database refuses more than this range, not one range after the other is to fail at once.
+                            rest_ms = retry_in_ms;
+                        }
                         tracing::warn!(
                             service = name,
                             range = %held.lease.range,
@@ -289,7 +310,7 @@ impl Worker {
             // It expires by itself.
             tracing::debug!(service = name, %error, "a lease could not be given back");
         }
-        Ok(())
+        Ok(rest_ms)
     }
 
     /// Works off a lease's chunks.
@@ -448,6 +469,7 @@ impl Worker {
         held.renewed(asked_at);
         self.context.board.checkpoint(name, &committed.checkpoint);
         self.context.board.service(name, |service| service.last_error.clear());
+        self.context.refusals.committed(name);
         self.context.wake.tick();
     }
 
