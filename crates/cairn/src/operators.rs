@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::cli::LeaseId;
 use crate::commands::reindex::{self, Stay};
-use crate::commands::{errors, leases, workers};
+use crate::commands::{errors, leases, retry, workers};
 use crate::config::Config;
 use crate::stores::{self, Access, AppStore, RawStore};
 use crate::{derive, output};
@@ -140,7 +140,7 @@ pub async fn perform(
         Operation::RetryLease { id } => leases::retry(stores, *id).await,
         Operation::ReleaseLease { id } => leases::release(stores, *id).await,
         Operation::ResolveErrors { ids } => errors::resolve(stores.raw()?, ids).await,
-        Operation::RetryError { id, yes } => errors::retry(config, stores, *id, *yes, stay).await,
+        Operation::RetryError { id, yes } => retry::retry(config, stores, *id, *yes, stay).await,
         Operation::Reindex { worker, from, to } => {
             let range = (from.is_some() || to.is_some()).then(|| {
                 let end = to.map_or(Height(u64::MAX), |to| Height(to.saturating_add(1)));
