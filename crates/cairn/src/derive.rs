@@ -304,8 +304,9 @@ async fn run(
 pub async fn open_for_command(config: &Config) -> anyhow::Result<Arc<dyn stores::AppStore>> {
     let store = stores::open_app(config, catalog(config)?, stores::Access::Write).await;
     store.map_err(|error| match error {
-        StoreError::Locked { what } => anyhow::anyhow!(
-            "{what} is held by a running cairn: SQLite lets one process write. Stop it first, or use PostgreSQL (DB_APP_URL)"
+        StoreError::Locked { what, holder } => anyhow::anyhow!(
+            "{what} is held by {}, a running cairn or another command: SQLite lets one process write. Stop it first, or use PostgreSQL (DB_APP_URL)",
+            stores::holder_name(holder)
         ),
         error => error.into(),
     })

@@ -105,7 +105,7 @@ pub struct Job {
 
 /// Ingests, derives and serves until the work is done or somebody asks it to stop.
 pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
-    let store = stores::open_raw(config, Access::Write).await?;
+    let store = stores::open_raw_patiently(config).await?;
     // Made before anybody reads it; also the moment where a store of another chain is refused.
     let head = store.init(job.info.clone()).await?;
     if head.tip.is_none() && Height(config.ingest.from) < job.first_height {
