@@ -168,6 +168,10 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
             if let Some(work) = work {
                 work.stopped().await;
             }
+            #[cfg(unix)]
+            if let Some(requests) = requests {
+                requests.end().await;
+            }
             return Err(error);
         }
     };
@@ -215,13 +219,11 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     if let Some(work) = work {
         work.stopped().await;
     }
-    #[cfg(unix)]
-    if let Some(requests) = requests
-        && let Err(error) = requests.await
-    {
-        tracing::warn!(%error, "operators' requests came to no end");
-    }
     servers.stop().await;
+    #[cfg(unix)]
+    if let Some(requests) = requests {
+        requests.end().await;
+    }
     showing.abort();
     ended
 }

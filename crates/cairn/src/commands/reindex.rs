@@ -56,6 +56,12 @@ impl Stay {
         Stay { until: Some(Instant::now() + limit), stop }
     }
 
+    /// Until `stop`.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    pub fn until(stop: CancellationToken) -> Stay {
+        Stay { until: None, stop }
+    }
+
     fn is_over(&self) -> bool {
         self.stop.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
     }
@@ -420,7 +426,9 @@ async fn finish_reset(
     let Some(first) = left.map(|rebuild| rebuild.first) else { return Ok(None) };
     drop(snapshot);
     let left = stay.clear(app, worker).await.with_context(|| {
-        format!("{worker}: a reset was begun before, and could not be finished now; nothing else was asked for")
+        format!(
+            "{worker}: a reset was begun before, and could not be finished now; nothing else was asked for"
+        )
     })?;
     Ok(Some((first, left)))
 }
@@ -428,6 +436,19 @@ async fn finish_reset(
 /// Deletes what a worker made before its rebuild was begun. Others may do so at the same time.
 pub async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
     Stay::to_the_end().clear(app, worker).await.map(drop)
+}
+
+/// Deletes what any worker made before its rebuild was begun, as long as that stays.
+#[cfg_attr(not(unix), allow(dead_code))]
+pub async fn clear_all(app: &dyn AppStore, stay: &Stay) -> anyhow::Result<()> {
+    let snapshot = app.snapshot().await?;
+    let clearing = snapshot.rebuilds().iter().filter(|rebuild| rebuild.is_clearing);
+    let workers: Vec<String> = clearing.map(|rebuild| rebuild.service.clone()).collect();
+    drop(snapshot);
+    for worker in workers {
+        stay.clear(app, &worker).await?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
