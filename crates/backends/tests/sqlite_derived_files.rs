@@ -159,7 +159,10 @@ async fn one_process_writes_and_others_read_beside_it() {
 
     let store = adopted(dir.path()).await;
     match open(dir.path()).await {
-        Err(StoreError::Locked { what }) => assert!(what.ends_with(APP_LOCK_NAME), "{what}"),
+        Err(StoreError::Locked { what, holder }) => {
+            assert!(what.ends_with(APP_LOCK_NAME), "{what}");
+            assert_eq!(holder, Some(std::process::id()));
+        }
         other => panic!("{other:?}"),
     }
     let reader = open_read_only(dir.path()).await.expect("opens beside the writer");

@@ -50,7 +50,10 @@ async fn one_process_writes_and_says_so() {
     let dir = tempfile::tempdir().expect("dir");
     let store = open(dir.path()).await.expect("opens");
     match open(dir.path()).await {
-        Err(StoreError::Locked { what }) => assert!(what.ends_with(LOCK_NAME), "{what}"),
+        Err(StoreError::Locked { what, holder }) => {
+            assert!(what.ends_with(LOCK_NAME), "{what}");
+            assert_eq!(holder, Some(std::process::id()));
+        }
         other => panic!("{other:?}"),
     }
     let handle = store.clone();

@@ -275,7 +275,7 @@ async fn run(
 ) -> anyhow::Result<()> {
     let Some(app) = stores::open_app_patiently(config, catalog.clone(), &stop).await? else { return Ok(()) };
     if config.app.url.is_none() {
-        // This process holds the directory alone: what a predecessor held is free.
+        // This process holds the directory alone: what a predecessor held is free, and a bad end of each range of which it did nothing.
         app.release_all().await?;
     }
     late.set(app.clone());
@@ -304,8 +304,9 @@ async fn run(
 pub async fn open_for_command(config: &Config) -> anyhow::Result<Arc<dyn stores::AppStore>> {
     let store = stores::open_app(config, catalog(config)?, stores::Access::Write).await;
     store.map_err(|error| match error {
-        StoreError::Locked { what } => anyhow::anyhow!(
-            "{what} is held by a running cairn: SQLite lets one process write. Stop it first, or use PostgreSQL (DB_APP_URL)"
+        StoreError::Locked { what, holder } => anyhow::anyhow!(
+            "{what} is held by {}, a running cairn or another command: SQLite lets one process write. Stop it first, or use PostgreSQL (DB_APP_URL)",
+            stores::holder_name(holder)
         ),
         error => error.into(),
     })

@@ -13,14 +13,15 @@ use tokio::time::Instant;
 
 use crate::cli::LeaseId;
 use crate::commands::reindex::{self, Stay};
-use crate::commands::{errors, leases, workers};
+use crate::commands::{errors, leases, retry, workers};
 use crate::config::Config;
 use crate::stores::{self, Access, AppStore, RawStore};
 use crate::{derive, output};
 
-/// How long a command goes on trying where the stores are held and nobody takes its request: a process that starts holds them a little before it listens,
-/// and one that ends holds them a little longer.
+/// How long a command goes on trying where the stores are held and nobody takes its request: a process that starts holds them a little before it listens.
 const HOLDER_WITHIN: Duration = Duration::from_secs(5);
+/// How long it waits for the end of a process that says that it ends.
+const ENDING_WITHIN: Duration = Duration::from_secs(60);
 /// How long it waits between two tries.
 const TRY_EVERY: Duration = Duration::from_millis(100);
 
@@ -140,7 +141,7 @@ pub async fn perform(
         Operation::RetryLease { id } => leases::retry(stores, *id).await,
         Operation::ReleaseLease { id } => leases::release(stores, *id).await,
         Operation::ResolveErrors { ids } => errors::resolve(stores.raw()?, ids).await,
-        Operation::RetryError { id, yes } => errors::retry(config, stores, *id, *yes, stay).await,
+        Operation::RetryError { id, yes } => retry::retry(config, stores, *id, *yes, stay).await,
         Operation::Reindex { worker, from, to } => {
             let range = (from.is_some() || to.is_some()).then(|| {
                 let end = to.map_or(Height(u64::MAX), |to| Height(to.saturating_add(1)));
@@ -153,27 +154,51 @@ pub async fn perform(
 
 /// What an operator's command does: opens the stores and does it, or lets the process do it that holds them; prints what there is to say.
 pub async fn carry_out(config: &Config, operation: Operation) -> anyhow::Result<()> {
-    let deadline = Instant::now() + HOLDER_WITHIN;
-    let told = loop {
-        let lock = match open(config, &operation).await {
-            Ok(stores) => break perform(config, &operation, &stores, &Stay::to_the_end()).await?,
+    let patience = Patience { holder: HOLDER_WITHIN, ending: ENDING_WITHIN };
+    Ok(output::print(&done(config, &operation, patience).await?)?)
+}
+
+/// How long a command waits for whoever holds the stores.
+struct Patience {
+    /// Who takes no requests.
+    holder: Duration,
+    /// Who says that it ends.
+    ending: Duration,
+}
+
+async fn done(config: &Config, operation: &Operation, patience: Patience) -> anyhow::Result<String> {
+    let mut deadline = Instant::now() + patience.holder;
+    let mut is_ending = false;
+    loop {
+        let (lock, holder) = match open(config, operation).await {
+            Ok(stores) => return perform(config, operation, &stores, &Stay::to_the_end()).await,
             Err(error) => match error.downcast_ref::<StoreError>() {
-                Some(StoreError::Locked { what }) => what.clone(),
+                Some(StoreError::Locked { what, holder }) => (what.clone(), stores::holder_name(*holder)),
                 _ => return Err(error),
             },
         };
-        if let Some(told) = ask_holder(config, &operation).await? {
-            break told;
+        match ask_holder(config, operation).await? {
+            Asked::Told(told) => return Ok(told),
+            Asked::Ending if !is_ending => {
+                is_ending = true;
+                deadline = Instant::now() + patience.ending;
+                eprintln!("the running cairn is ending; waiting for that");
+            }
+            Asked::Ending | Asked::Nobody => {}
         }
         if Instant::now() >= deadline {
-            bail!(
-                "{lock} is held by a process that takes no requests: another command such as `cairn import` or `repair`, or an older cairn. \
-                 SQLite lets one process write: stop it, or wait for its end, or use PostgreSQL"
-            );
+            match is_ending {
+                true => bail!(
+                    "{lock} is held by {holder}, a cairn that is ending and takes nothing any more: ask again when it has ended"
+                ),
+                false => bail!(
+                    "{lock} is held by {holder}, which takes no requests: a command such as `cairn import` or `repair`, a cairn that is still starting, or an older one. \
+                     SQLite lets one process write: stop it, or wait for its end, or use PostgreSQL"
+                ),
+            }
         }
         tokio::time::sleep(TRY_EVERY).await;
-    };
-    Ok(output::print(&told)?)
+    }
 }
 
 /// All that it needs is open before anything is done.
@@ -189,10 +214,66 @@ async fn open(config: &Config, operation: &Operation) -> anyhow::Result<Stores> 
 }
 
 #[cfg(unix)]
-use crate::control::client::ask as ask_holder;
+use crate::control::client::{Asked, ask as ask_holder};
 
-/// Nobody can be asked where the system has no sockets in directories.
+/// What came of asking: nobody can be asked where the system has no sockets in directories.
 #[cfg(not(unix))]
-async fn ask_holder(_config: &Config, _operation: &Operation) -> anyhow::Result<Option<String>> {
-    Ok(None)
+#[allow(dead_code)]
+enum Asked {
+    Told(String),
+    Ending,
+    Nobody,
+}
+
+#[cfg(not(unix))]
+async fn ask_holder(_config: &Config, _operation: &Operation) -> anyhow::Result<Asked> {
+    Ok(Asked::Nobody)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::control::server;
+
+    fn resolve() -> Operation {
+        Operation::ResolveErrors { ids: vec![1] }
+    }
+
+    async fn error(config: &Config, holder: Duration, ending: Duration) -> String {
+        let done = done(config, &resolve(), Patience { holder, ending }).await;
+        format!("{:#}", done.expect_err("the stores are held"))
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_the_stores_is_told_what_holds_them() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = Config { data_dir: dir.path().into(), ..Config::default() };
+        let raw = stores::open_raw(&config, Access::Write).await.expect("opens");
+        let soon = Duration::from_millis(200);
+        let told = error(&config, soon, soon).await;
+        let holder = format!("cairn.lock is held by process {}", std::process::id());
+        assert!(told.contains(&holder) && told.contains("takes no requests"), "{told}");
+
+        // One that ends is waited for, for longer than one that takes no requests.
+        let stop = CancellationToken::new();
+        let requests = server::start(&config, raw.clone(), None, stop.clone()).expect("starts");
+        while !dir.path().join("cairn.sock").exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+        let told = error(&config, Duration::ZERO, soon).await;
+        assert!(told.contains(&holder) && told.contains("is ending"), "{told}");
+        let patience = Patience { holder: Duration::ZERO, ending: Duration::from_secs(20) };
+        let waiting = tokio::spawn({
+            let config = config.clone();
+            async move { done(&config, &resolve(), patience).await }
+        });
+        tokio::time::sleep(soon).await;
+        assert!(!waiting.is_finished());
+        requests.end().await;
+        drop(raw);
+        assert_eq!(waiting.await.expect("no panic").expect("is done"), "0 closed\n");
+    }
 }

@@ -105,7 +105,7 @@ pub struct Job {
 
 /// Ingests, derives and serves until the work is done or somebody asks it to stop.
 pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
-    let store = stores::open_raw(config, Access::Write).await?;
+    let store = stores::open_raw_patiently(config).await?;
     // Made before anybody reads it; also the moment where a store of another chain is refused.
     let head = store.init(job.info.clone()).await?;
     if head.tip.is_none() && Height(config.ingest.from) < job.first_height {
@@ -160,7 +160,21 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         new_head,
         answers: job.role != Role::Ingest,
     };
-    let servers = Servers::start(config, parts, stop.clone()).await?;
+    let servers = match Servers::start(config, parts, stop.clone()).await {
+        Ok(servers) => servers,
+        Err(error) => {
+            // What it has claimed is given back: a start that fails at an address again and again is no bad end of a range.
+            stop.cancel();
+            if let Some(work) = work {
+                work.stopped().await;
+            }
+            #[cfg(unix)]
+            if let Some(requests) = requests {
+                requests.end().await;
+            }
+            return Err(error);
+        }
+    };
     (job.announce)(&servers.served);
     tokio::spawn(manage_partitions(beside.clone(), stop.clone()));
     let gaps = GapWatch {
@@ -206,13 +220,11 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     if let Some(work) = work {
         work.stopped().await;
     }
-    #[cfg(unix)]
-    if let Some(requests) = requests
-        && let Err(error) = requests.await
-    {
-        tracing::warn!(%error, "operators' requests came to no end");
-    }
     servers.stop().await;
+    #[cfg(unix)]
+    if let Some(requests) = requests {
+        requests.end().await;
+    }
     showing.abort();
     ended
 }

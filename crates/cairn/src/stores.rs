@@ -326,8 +326,43 @@ fn pg_options(config: &DatabaseConfig, url: &str, name: &str) -> PgOptions {
     }
 }
 
-/// How long the app store's lock is waited for: a command that was quicker has it for a moment.
+/// How long a lock is waited for: a command that was quicker has it for a moment, and a cairn that ends a little longer.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
+/// How often it is tried.
+const LOCK_EVERY: Duration = Duration::from_millis(100);
+
+/// The process that holds a lock, for people.
+pub fn holder_name(holder: Option<u32>) -> String {
+    holder.map_or("another process".into(), |id| format!("process {id}"))
+}
+
+/// Opens the raw store for a process that is to stay, waiting a little where another one holds it.
+pub async fn open_raw_patiently(config: &Config) -> anyhow::Result<Arc<dyn RawStore>> {
+    open_raw_within(config, LOCK_WITHIN).await
+}
+
+async fn open_raw_within(config: &Config, patience: Duration) -> anyhow::Result<Arc<dyn RawStore>> {
+    let deadline = Instant::now() + patience;
+    let mut is_told = false;
+    loop {
+        let error = match open_raw(config, Access::Write).await {
+            Ok(store) => return Ok(store),
+            Err(error) => error,
+        };
+        let Some(StoreError::Locked { what, holder }) = error.downcast_ref() else { return Err(error) };
+        if Instant::now() >= deadline {
+            return Err(error);
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            eprintln!(
+                "waiting up to {} s for {what}, which {} holds",
+                patience.as_secs(),
+                holder_name(*holder)
+            );
+        }
+        tokio::time::sleep(LOCK_EVERY).await;
+    }
+}
 
 /// The app store as readers reach it while it may not be there yet.
 #[derive(Default)]
@@ -392,4 +427,26 @@ pub async fn open_app_patiently(
 pub async fn open_reader(config: &Config, access: Access) -> anyhow::Result<Arc<dyn RawReader>> {
     let store: Arc<dyn RawReader> = open_raw(config, access).await?;
     Ok(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_waits_for_who_has_the_lock_for_a_moment() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = Config { data_dir: dir.path().into(), ..Config::default() };
+        let held = open_raw(&config, Access::Write).await.expect("opens");
+        let patience = Duration::from_millis(300);
+        let Err(error) = open_raw_within(&config, patience).await else { panic!("two write") };
+        let error = format!("{error:#}");
+        assert!(error.contains("cairn.lock") && error.contains(&std::process::id().to_string()), "{error}");
+        let waiting =
+            tokio::spawn(async move { open_raw_within(&config, Duration::from_secs(10)).await.map(drop) });
+        tokio::time::sleep(patience).await;
+        assert!(!waiting.is_finished(), "it waits for nobody");
+        drop(held);
+        waiting.await.expect("no panic").expect("opens");
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::StoreError;
-use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity};
+use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity, WorkerLease};
 use cairn_store::memory::CommitHook;
 use futures::FutureExt;
 
@@ -63,12 +63,12 @@ async fn a_worker_far_behind_stops_after_the_chunk_under_way() {
     working.stop().await.unwrap();
 }
 
-/// Refuses chunks while it is told to, in a way that a retry won't mend.
-struct Refusing(AtomicBool);
+/// Refuses one verb while it is told to, in a way that a retry won't mend.
+struct Refusing(&'static str, AtomicBool);
 
 impl CommitHook for Refusing {
     fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
-        if verb == "commit_chunk" && self.0.load(SeqCst) {
+        if verb == self.0 && self.1.load(SeqCst) {
             return Err(StoreError::Database("column \"x\" is of another type (SQLSTATE 42804)".into()));
         }
         Ok(())
@@ -82,7 +82,7 @@ impl CommitHook for Refusing {
 #[tokio::test(start_paused = true)]
 async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
     let world = Derived::new(tiny(1), 20).await;
-    let refusing = Arc::new(Refusing(AtomicBool::new(true)));
+    let refusing = Arc::new(Refusing("commit_chunk", AtomicBool::new(true)));
     world.app.set_hook(Some(refusing.clone()));
     let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
     let is_counted = async || world.leases().await.iter().any(|lease| lease.attempt >= 2);
@@ -95,9 +95,68 @@ async fn a_database_that_refuses_a_chunk_is_an_error_of_that_range() {
     // It is dead in the end, and an operator frees it.
     world.until("a dead lease", async || world.leases().await[0].attempt >= MAX_ATTEMPTS).await;
     assert!(working.is_running());
-    refusing.0.store(false, SeqCst);
+    refusing.1.store(false, SeqCst);
     let lease = world.leases().await.remove(0);
     world.app.retry_lease(lease.id).await.unwrap();
     world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_refuses_all_ranges_charges_one_of_them() {
+    let world = Derived::new(tiny(1), 39).await;
+    let refusing = Arc::new(Refusing("commit_chunk", AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let options = DeriveOptions { range_heights: 10, workers_per_service: 2, ..world.options() };
+    let working = world.start(vec![marks(|_, _| Ok(()))], options);
+    let dead = async || world.leases().await.into_iter().find(|lease| lease.is_dead());
+    world.until("a dead lease", async || dead().await.is_some()).await;
+    let charged = dead().await.expect("one").id;
+    // It goes on for hours.
+    for _ in 0..8 {
+        pass_ms(1_800_000).await;
+        for lease in world.leases().await.iter().filter(|lease| lease.id != charged) {
+            assert_eq!(lease.attempt, 0, "{lease:?}");
+        }
+    }
+    assert!(world.leases().await.len() > 1, "no other range was tried");
+    assert_eq!(world.logged().await.len(), 1, "{:#?}", world.logged().await);
+    assert!(working.is_running());
+    // When it is over, the others go on without an operator; and the next refusal counts again.
+    refusing.1.store(false, SeqCst);
+    let others = async || {
+        let done = |lease: &&WorkerLease| lease.status == LeaseStatus::Completed && lease.id != charged;
+        world.leases().await.iter().filter(done).count() == 3
+    };
+    world.until("the other ranges", others).await;
+    refusing.1.store(true, SeqCst);
+    world.append(MAIN, 40, 49).await;
+    let is_counted =
+        async || world.leases().await.iter().any(|lease| lease.id != charged && lease.attempt > 0);
+    world.until("a bad end", is_counted).await;
+    refusing.1.store(false, SeqCst);
+    world.app.retry_lease(charged).await.unwrap();
+    world.until_next("mark_worker", 50).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_fails_is_no_bad_end_of_the_range_in_hand() {
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    world.until_next("mark_worker", 21).await;
+    let held = world.leases().await.remove(0);
+    assert_eq!(held.status, LeaseStatus::Active);
+    // It waits for the head, and looks whether it can help elsewhere meanwhile.
+    let refusing = Arc::new(Refusing("claim", AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let says = |words: &str| working.status().services["mark_worker"].last_error.contains(words);
+    world.until("a claim that fails", async || says("42804")).await;
+    pass_ms(60_000).await;
+    let now = world.leases().await.remove(0);
+    assert_eq!((now.status, now.attempt, now.fence), (LeaseStatus::Active, 0, held.fence));
+    assert!(world.logged().await.is_empty(), "{:#?}", world.logged().await);
+    world.append(MAIN, 21, 25).await;
+    world.until_next("mark_worker", 26).await;
     working.stop().await.unwrap();
 }

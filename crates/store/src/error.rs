@@ -95,11 +95,14 @@ pub enum StoreError {
     },
     /// Another process holds the store for writing.
     #[error(
-        "{what} is held by another process; stop it, or use another data directory (reading works meanwhile: `cairn serve`)"
+        "{what} is held by another process{}; stop it, or use another data directory (reading works meanwhile: `cairn serve`)",
+        .holder.map(|id| format!(" ({id})")).unwrap_or_default()
     )]
     Locked {
         /// The path of the lock.
         what: String,
+        /// The process that holds it, by its own number, where that is known.
+        holder: Option<u32>,
     },
     /// A request that makes no sense, or a block whose parts contradict each other.
     #[error("invalid request to the store: {0}")]

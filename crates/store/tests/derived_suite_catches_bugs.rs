@@ -11,8 +11,8 @@ use cairn_store::derived::suite::{
 use cairn_store::derived::{
     ApplyProgress, Catalog, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint,
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedSnapshot, DerivedWriter, ErrorFilter, ErrorLog,
-    ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LoggedError, NewError, Quarantined, ReadMark, Rebuild,
-    RebuildRequest, ReorgApplier, Repairs, Row, Scan, ScanPage, WorkerLease,
+    ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LeaseStatus, LoggedError, NewError, Quarantined,
+    ReadMark, Rebuild, RebuildRequest, ReorgApplier, Repairs, Row, Scan, ScanPage, WorkerLease,
 };
 use cairn_store::{Dump, ReorgEntry, ReorgMark, Result, StoreError};
 
@@ -68,6 +68,7 @@ bugs!(
     RetryDoesNothing,
     ReleaseDoesNothing,
     ReleaseAllCountsNothing,
+    ReleaseAllIsNoBadEnd,
     PausingDoesNothing,
     DeadLeasesAreHidden,
     GapsAreHidden,
@@ -441,7 +442,15 @@ impl Coordinator for Buggy {
     }
 
     async fn release_all(&self) -> Result<u64> {
+        let held = LeaseFilter { limit: 1_000, ..LeaseFilter::default() };
+        let held = match self.has(Bug::ReleaseAllIsNoBadEnd) {
+            true => self.inner.snapshot().await?.leases(&held).await?,
+            false => Vec::new(),
+        };
         let released = self.inner.release_all().await?;
+        for lease in held.iter().filter(|lease| lease.status == LeaseStatus::Active) {
+            self.inner.retry_lease(lease.id).await?;
+        }
         Ok(if self.has(Bug::ReleaseAllCountsNothing) { 0 } else { released })
     }
 

@@ -18,10 +18,10 @@ use bytes::{Buf, Bytes};
 use cairn_store::{Result, StoreError};
 use futures::{SinkExt, TryStreamExt, pin_mut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Config, CopyInSink, NoTls, Row, RowStream, Statement};
+use tokio_postgres::{Client, Config, CopyInSink, NoTls, Row, RowStream, SimpleQueryMessage, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::copy::CopyBuf;
@@ -55,6 +55,9 @@ pub struct PgOptions {
     pub idle_in_transaction_timeout_ms: u64,
     /// What the server shows this program as.
     pub application_name: String,
+    /// Whether a connection has to lead to a server that takes writes, also where it is only read from: what a server says that follows another one is older than what was
+    /// committed there. Of a URL with several hosts the one is taken that does.
+    pub is_primary: bool,
 }
 
 impl PgOptions {
@@ -70,6 +73,7 @@ impl PgOptions {
             lock_timeout_ms: 10_000,
             idle_in_transaction_timeout_ms: 30_000,
             application_name: "cairn".into(),
+            is_primary: false,
         }
     }
 }
@@ -117,8 +121,8 @@ struct Inner {
     tls: MakeRustlsConnect,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Session>>,
-    /// Counts how often all connections so far were given up.
-    generation: AtomicU64,
+    /// Counts how often all connections so far were given up, those of pools beside it too.
+    generation: Arc<AtomicU64>,
 }
 
 /// A connection and the statements that were prepared on it.
@@ -138,13 +142,24 @@ impl std::fmt::Debug for PgPool {
 impl PgPool {
     /// Reads the URL and prepares TLS. Connects at the first [`PgPool::get`].
     pub fn new(options: PgOptions) -> Result<PgPool> {
+        PgPool::with(options, Arc::default())
+    }
+
+    /// Another pool to the same database: where one of the two has to give up its connections, the other one does too.
+    pub fn beside(&self, options: PgOptions) -> Result<PgPool> {
+        PgPool::with(options, self.inner.generation.clone())
+    }
+
+    fn with(options: PgOptions, generation: Arc<AtomicU64>) -> Result<PgPool> {
         let mut config = parse_url(&options.url)?;
         config.application_name(&options.application_name);
         config.connect_timeout(Duration::from_millis(options.connect_timeout_ms));
+        if options.is_primary && config.get_hosts().len() > 1 {
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
         let tls = tls(config.get_ssl_mode())?;
         let permits = Arc::new(Semaphore::new(options.max_open_conns.max(1)));
         let idle = Mutex::default();
-        let generation = AtomicU64::default();
         Ok(PgPool { inner: Arc::new(Inner { options, config, tls, permits, idle, generation }) })
     }
 
@@ -153,7 +168,7 @@ impl PgPool {
         &self.inner.options
     }
 
-    /// Uses no connection of those that there are again, once it is given back: the server that they lead to was replaced by another.
+    /// Uses no connection of those that there are again, once it is given back, in this pool and in those [beside](PgPool::beside) it: the server that they lead to was replaced by another.
     pub fn give_up_connections(&self) {
         self.inner.give_up_connections();
     }
@@ -180,7 +195,8 @@ impl PgPool {
         let idle = loop {
             let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             match session {
-                Some(session) if session.client.is_closed() => continue,
+                Some(session) if session.client.is_closed() => inner.lost(&session),
+                Some(session) if !inner.is_of_now(&session) => {}
                 session => break session,
             }
         };
@@ -244,8 +260,41 @@ impl Inner {
              SET client_min_messages = warning; SET timezone = 'UTC'; SET jit = off",
             options.statement_timeout_ms, options.lock_timeout_ms, options.idle_in_transaction_timeout_ms
         );
-        client.batch_execute(&settings).await.map_err(db)?;
+        if self.options.is_primary {
+            self.demand_primary(&client, &settings).await?;
+        } else {
+            client.batch_execute(&settings).await.map_err(db)?;
+        }
         Ok(Session { client, generation, statements: Mutex::default() })
+    }
+
+    /// Makes the settings, and refuses a server that follows another one.
+    async fn demand_primary(&self, client: &Client, settings: &str) -> Result<()> {
+        let asked = format!("{settings}; SELECT pg_is_in_recovery()");
+        let said = client.simple_query(&asked).await.map_err(db)?;
+        let is_following = said.iter().any(
+            |message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")),
+        );
+        if is_following {
+            return Err(StoreError::Busy(format!(
+                "the server of database {} follows another one, and what it says may be old; waiting for one that takes writes",
+                self.config.get_dbname().unwrap_or("(default)")
+            )));
+        }
+        Ok(())
+    }
+
+    fn is_of_now(&self, session: &Session) -> bool {
+        session.generation == self.generation.load(Ordering::Acquire)
+    }
+
+    /// A connection ended by itself. Another server may be in the place of the one that it led to, and those to the former one, which may be cut off from the others and not know it, say
+    /// what was true once.
+    fn lost(&self, session: &Session) {
+        // Several that end together count once.
+        if self.options.is_primary && self.is_of_now(session) {
+            self.give_up_connections();
+        }
     }
 
     fn give_up_connections(&self) {
@@ -255,9 +304,11 @@ impl Inner {
     }
 
     fn put_back(&self, session: Session) {
+        if session.client.is_closed() {
+            return self.lost(&session);
+        }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_of_now = session.generation == self.generation.load(Ordering::Acquire);
-        if is_of_now && !session.client.is_closed() && idle.len() < self.options.max_idle_conns {
+        if self.is_of_now(&session) && idle.len() < self.options.max_idle_conns {
             idle.push(session);
         }
     }
@@ -495,7 +546,7 @@ impl Drop for PgConn {
         else {
             return;
         };
-        if !self.in_transaction {
+        if !self.in_transaction || session.client.is_closed() {
             pool.put_back(session);
             return;
         }
@@ -506,7 +557,10 @@ impl Drop for PgConn {
             match tokio::time::timeout(wait, session.client.batch_execute("ROLLBACK")).await {
                 Ok(Ok(())) => pool.put_back(session),
                 Ok(Err(error)) => {
-                    tracing::debug!(error = %text(&error), "a rollback failed; connection closed")
+                    tracing::debug!(error = %text(&error), "a rollback failed; connection closed");
+                    if session.client.is_closed() {
+                        pool.lost(&session);
+                    }
                 }
                 Err(_) => tracing::debug!("a rollback took too long; connection closed"),
             }

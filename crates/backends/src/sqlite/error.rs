@@ -22,6 +22,8 @@ pub(super) fn db_in(file_name: &str, error: rusqlite::Error) -> StoreError {
             ErrorCode::DiskFull => {
                 StoreError::Busy(format!("no space left for {file_name}; free some: {error}"))
             }
+            // A file system that takes no writes any more, until somebody mends it.
+            ErrorCode::ReadOnly => StoreError::Busy(format!("{file_name} can't be written now: {error}")),
             ErrorCode::OutOfMemory => StoreError::Busy(format!("no memory left: {error}")),
             ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => damaged(),
             _ => StoreError::Database(format!("{file_name}: {error}")),
@@ -36,4 +38,28 @@ pub(super) fn db_in(file_name: &str, error: rusqlite::Error) -> StoreError {
 
 pub(super) fn corrupt(place: impl std::fmt::Display, what: impl Into<String>) -> StoreError {
     StoreError::Corrupt { place: place.to_string(), what: what.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn what_passes_is_not_taken_for_what_stays() {
+        let of = |code| db(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        for code in
+            [ffi::SQLITE_BUSY, ffi::SQLITE_LOCKED, ffi::SQLITE_FULL, ffi::SQLITE_NOMEM, ffi::SQLITE_READONLY]
+        {
+            assert!(matches!(of(code), StoreError::Busy(_)), "{code}: {}", of(code));
+        }
+        for code in [ffi::SQLITE_CORRUPT, ffi::SQLITE_NOTADB] {
+            assert!(matches!(of(code), StoreError::Corrupt { .. }), "{code}: {}", of(code));
+        }
+        // A disk that can't be read is of what stands there.
+        for code in [ffi::SQLITE_IOERR, ffi::SQLITE_CONSTRAINT, ffi::SQLITE_CANTOPEN] {
+            assert!(matches!(of(code), StoreError::Database(_)), "{code}: {}", of(code));
+        }
+    }
 }

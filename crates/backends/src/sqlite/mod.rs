@@ -34,6 +34,7 @@ mod snapshot;
 mod writer;
 
 use std::fs::{File, TryLockError};
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -237,10 +238,26 @@ fn lock_dir(dir: &Path, name: &str) -> Result<File> {
     std::fs::create_dir_all(dir).map_err(failed)?;
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { what: path.display().to_string() }),
+        Ok(()) => {
+            // For messages alone, so that a full disk is no reason to go without the lock.
+            if let Err(error) = sign(&file) {
+                tracing::debug!(%error, "{} doesn't say who holds it", path.display());
+            }
+            Ok(file)
+        }
+        Err(TryLockError::WouldBlock) => {
+            // Nobody may have signed it, or the system may let nobody read what is locked.
+            let holder = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+            Err(StoreError::Locked { what: path.display().to_string(), holder })
+        }
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
+}
+
+/// Writes down which process holds a lock.
+fn sign(mut file: &File) -> std::io::Result<()> {
+    file.set_len(0)?;
+    writeln!(file, "{}", std::process::id())
 }
 
 /// Runs `work` on a thread that may block.

@@ -70,6 +70,29 @@ impl TestDb {
         .await;
     }
 
+    /// Lets the server say to new connections to this database that it follows another one, or no longer so.
+    pub async fn follows_another(&self, follows: bool) {
+        let name = &self.name;
+        self.sql(&match follows {
+            true => format!(
+                "CREATE SCHEMA follows; \
+                 CREATE FUNCTION follows.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true'; \
+                 ALTER DATABASE {name} SET search_path = follows, pg_catalog, public"
+            ),
+            false => format!("ALTER DATABASE {name} RESET search_path; DROP SCHEMA follows CASCADE"),
+        })
+        .await;
+    }
+
+    /// Ends the connections that show themselves to the server as `application_name`.
+    pub async fn end_connections(&self, application_name: &str) {
+        let sql = format!(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity \
+             WHERE datname = current_database() AND application_name = '{application_name}'"
+        );
+        self.sql(&sql).await;
+    }
+
     /// Runs statements beside whatever is tested.
     pub async fn sql(&self, statements: &str) {
         run(&self.url, statements).await;

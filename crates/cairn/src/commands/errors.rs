@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, bail};
-use cairn_core::{Height, HeightRange};
-use cairn_store::derived::{ErrorFilter, ErrorLog, LoggedError, NewError};
+use anyhow::Context;
+use cairn_core::Height;
+use cairn_store::derived::{ErrorFilter, ErrorLog, LoggedError};
 
 use crate::cli::{ErrorsArgs, ErrorsCommand};
-use crate::commands::reindex::{self, Stay};
-use crate::config::{self, Config, Overrides};
-use crate::operators::{self, Operation, Stores};
+use crate::config::{self, Overrides};
+use crate::operators::{self, Operation};
 use crate::output;
 use crate::output::more;
 use crate::stores::{self, Access, RawStore};
@@ -54,41 +53,8 @@ pub async fn resolve(raw: &dyn RawStore, ids: &[u64]) -> anyhow::Result<String> 
     Ok(format!("{} closed\n", raw.resolve(ids).await?))
 }
 
-/// Asks for an error's height again. It is closed before that, since a worker may come to the height at once, and opens it again where nothing has changed.
-pub async fn retry(
-    config: &Config,
-    stores: &Stores,
-    id: u64,
-    yes: bool,
-    stay: &Stay,
-) -> anyhow::Result<String> {
-    let (raw, app) = (stores.raw()?, stores.app()?);
-    let found = find(raw, id).await?;
-    let NewError { service, height, .. } = &found.error;
-    let alone = reindex::takes_ranges(config, service)?;
-    if !alone && !yes {
-        bail!(
-            "{service} can't make height {height} again alone: it would begin anew from its first block. To do that: `cairn errors retry {id} --yes`"
-        );
-    }
-    raw.resolve(&[id]).await?;
-    let range = alone.then(|| HeightRange::one(*height));
-    let asked = reindex::request(config, app, service, range, stay).await;
-    let message = match asked {
-        Ok(message) => message,
-        Err(error) => {
-            if !found.resolved {
-                raw.record(std::slice::from_ref(&found.error)).await?;
-            }
-            return Err(error.context(format!(
-                "error {id}, height {height}: nothing is made again, and it is as it was"
-            )));
-        }
-    };
-    Ok(format!("{message}error {id} is closed; it opens again where the worker meets it again\n"))
-}
-
-async fn find(raw: &dyn RawStore, id: u64) -> anyhow::Result<LoggedError> {
+/// An error by its number.
+pub async fn find(raw: &dyn RawStore, id: u64) -> anyhow::Result<LoggedError> {
     let filter =
         ErrorFilter { resolved: true, after_id: id.saturating_sub(1), limit: 1, ..ErrorFilter::default() };
     let found = ErrorLog::list(raw, &filter).await?.into_iter().find(|error| error.id == id);

@@ -9,6 +9,7 @@ pub mod migrate;
 pub mod payloads;
 pub mod reindex;
 pub mod repair;
+pub mod retry;
 pub mod run;
 pub mod serve;
 pub mod status;

@@ -3,6 +3,7 @@
 //! Rows that stand by themselves (events) are replaced chunk by chunk, each in one transaction, and the checkpoint stays where it is; state that was folded
 //! from them is folded anew from its beginning. What rows of these heights name is asked of a node again, once they are made again.
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -55,6 +56,12 @@ impl Stay {
         Stay { until: Some(Instant::now() + limit), stop }
     }
 
+    /// Until `stop`.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    pub fn until(stop: CancellationToken) -> Stay {
+        Stay { until: None, stop }
+    }
+
     fn is_over(&self) -> bool {
         self.stop.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
     }
@@ -68,6 +75,27 @@ impl Stay {
         }
         Ok(" once what is left of its rows is deleted, which goes on wherever tables are derived")
     }
+}
+
+/// What stands before the cause of an error where what was asked for has begun, and something after it failed: nothing is to be asked for once more.
+#[derive(Debug)]
+pub struct Begun(String);
+
+impl fmt::Display for Begun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// `told` is what was done, and these begin anew.
+fn begun_and_left(told: &str, workers: &[&str]) -> Begun {
+    let names = workers.join(", ");
+    let commands: Vec<String> =
+        workers.iter().map(|worker| format!("`cairn reindex --worker {worker}`")).collect();
+    Begun(format!(
+        "{told}{names}: begun anew, and what was made before could not be deleted to the end now; that goes on wherever tables are derived, and so does {}",
+        commands.join(", ")
+    ))
 }
 
 /// Asks for a range of a worker, or for all of it, and for whatever is folded from it. Says what will be done.
@@ -114,7 +142,8 @@ pub async fn request(
         snapshot.checkpoint(worker).with_context(|| format!("{worker} has never run here"))?.clone();
     if begins_anew {
         let first = begin_anew(app, worker).await?;
-        let left = stay.clear(app, worker).await?;
+        let cleared = stay.clear(app, worker).await;
+        let left = cleared.map_err(|error| error.context(begun_and_left(&message, &[worker])))?;
         return Ok(message + &format!("{worker} begins anew at height {first}{left}\n"));
     }
     let first = first_height(app, worker, checkpoint.next).await?;
@@ -146,9 +175,12 @@ pub async fn request(
     let finished = message.lines().filter(|line| line.contains("is finished")).collect::<Vec<_>>().join("\n");
     let begun = app.begin_rebuild(&asked).await;
     let begun = if finished.is_empty() { begun? } else { begun.context(finished)? };
-    for rebuild in begun {
+    for (at, rebuild) in begun.iter().enumerate() {
         let name = &rebuild.service;
-        let left = stay.clear(app, name).await?;
+        let left = stay.clear(app, name).await.map_err(|error| {
+            let rest: Vec<&str> = begun[at..].iter().map(|rebuild| rebuild.service.as_str()).collect();
+            error.context(begun_and_left(&message, &rest))
+        })?;
         message += &format!("{name} is folded from it and begins anew at height {}{left}\n", rebuild.first);
     }
     Ok(message)
@@ -393,13 +425,30 @@ async fn finish_reset(
     let left = snapshot.rebuilds().iter().find(|rebuild| rebuild.service == worker && rebuild.is_clearing);
     let Some(first) = left.map(|rebuild| rebuild.first) else { return Ok(None) };
     drop(snapshot);
-    let left = stay.clear(app, worker).await?;
+    let left = stay.clear(app, worker).await.with_context(|| {
+        format!(
+            "{worker}: a reset was begun before, and could not be finished now; nothing else was asked for"
+        )
+    })?;
     Ok(Some((first, left)))
 }
 
 /// Deletes what a worker made before its rebuild was begun. Others may do so at the same time.
 pub async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
     Stay::to_the_end().clear(app, worker).await.map(drop)
+}
+
+/// Deletes what any worker made before its rebuild was begun, as long as that stays.
+#[cfg_attr(not(unix), allow(dead_code))]
+pub async fn clear_all(app: &dyn AppStore, stay: &Stay) -> anyhow::Result<()> {
+    let snapshot = app.snapshot().await?;
+    let clearing = snapshot.rebuilds().iter().filter(|rebuild| rebuild.is_clearing);
+    let workers: Vec<String> = clearing.map(|rebuild| rebuild.service.clone()).collect();
+    drop(snapshot);
+    for worker in workers {
+        stay.clear(app, &worker).await?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The process that holds the stores, and does what operators' commands ask.
 //!
 //! One request is done at a time; a few more wait a little, and are told what is being done where that takes longer. What was begun goes on to its end whoever hangs up: it
-//! is a task of its own. When the process ends, what has not begun is sent back, and what has begun may take a little longer; what an end cuts short is what a killed
-//! command would leave, which the next process finishes.
+//! is a task of its own. When the process ends, what has not begun is sent back, also what comes as long as it holds the stores, and what has begun may take a little longer; what an end
+//! cuts short is what a killed command would leave, which the next process finishes. What a request began to delete is deleted to the end here, whether or not this process derives.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,13 +19,16 @@ use tokio_util::task::TaskTracker;
 use super::place::{self, Short};
 use super::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Outcome, PROTOCOL, Request, Spoken};
 use super::{read_frame, write_frame};
-use crate::commands::reindex::Stay;
+use crate::commands::reindex::{self, Stay};
 use crate::config::Config;
 use crate::operators::{self, Operation, Stores};
 use crate::stores::{AppStore, LateApp, RawStore};
 
 /// Connections at once; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 8;
+/// How long it takes at most until a connection is there that was made before the end, and how many of them are answered.
+const LAST_WITHIN: Duration = Duration::from_millis(50);
+const MAX_LAST: usize = 128;
 /// How often it is looked whether the app store is open.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The longest name of a thing that is being done.
@@ -61,7 +64,23 @@ impl Default for Limits {
     }
 }
 
-/// Takes requests until `stop`, and removes the socket then; ends when nothing is being done any more. `None`: no store is a file, so that anybody may write to them.
+/// Somebody who takes requests.
+pub struct Requests {
+    task: JoinHandle<()>,
+    over: CancellationToken,
+}
+
+impl Requests {
+    /// Removes the socket, once all else that holds the stores has ended; returns when nothing is being done any more.
+    pub async fn end(self) {
+        self.over.cancel();
+        if let Err(error) = self.task.await {
+            tracing::warn!(%error, "operators' requests came to no end");
+        }
+    }
+}
+
+/// Takes requests until `stop`; from then on they are told that this process ends. `None`: no store is a file, so that anybody may write to them.
 ///
 /// Nothing that goes wrong here touches the rest of the process.
 pub fn start(
@@ -69,18 +88,23 @@ pub fn start(
     raw: Arc<dyn RawStore>,
     app: Option<Arc<LateApp>>,
     stop: CancellationToken,
-) -> Option<JoinHandle<()>> {
+) -> Option<Requests> {
     let socket = place::socket(config)?;
     let doer = Arc::new(Doer::new(config.clone(), raw, app, stop, Limits::default()));
-    Some(tokio::spawn(async move {
-        if let Err(error) = doer.listen(&socket).await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "operators' commands that change something need this process stopped: no socket for them at {}",
-                socket.display()
-            );
+    let over = CancellationToken::new();
+    let task = tokio::spawn({
+        let over = over.clone();
+        async move {
+            if let Err(error) = doer.listen(&socket, &over).await {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "operators' commands that change something need this process stopped: no socket for them at {}",
+                    socket.display()
+                );
+            }
         }
-    }))
+    });
+    Some(Requests { task, over })
 }
 
 /// What does the work.
@@ -109,7 +133,7 @@ impl Doer {
         Doer { config, raw, app, stop, limits, turn, doing: Mutex::default(), tasks: TaskTracker::new() }
     }
 
-    async fn listen(self: &Arc<Self>, socket: &Path) -> anyhow::Result<()> {
+    async fn listen(self: &Arc<Self>, socket: &Path, over: &CancellationToken) -> anyhow::Result<()> {
         if self.config.raw.url.is_some() && !self.holds_app().await {
             return Ok(());
         }
@@ -120,11 +144,12 @@ impl Doer {
         place::close_to_others(socket)?;
         // This process's own user: a file's owner is what a mount makes of it.
         let owner = UnixStream::pair()?.0.peer_cred()?.uid();
-        self.accept(&listener, owner).await;
+        self.accept(&listener, owner, over).await;
         // As long as the lock is held, so that it is no other process's.
         if let Err(error) = std::fs::remove_file(socket) {
             tracing::debug!(%error, "{} stays; the next process removes it", socket.display());
         }
+        self.accept_last(&listener, owner).await;
         drop(listener);
         self.tasks.close();
         if timeout(self.limits.end + self.limits.read, self.tasks.wait()).await.is_err() {
@@ -147,12 +172,12 @@ impl Doer {
         true
     }
 
-    async fn accept(self: &Arc<Self>, listener: &UnixListener, owner: u32) {
+    async fn accept(self: &Arc<Self>, listener: &UnixListener, owner: u32, over: &CancellationToken) {
         let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = self.stop.cancelled() => return,
+                () = over.cancelled() => return,
                 accepted = async {
                     // Never closed.
                     let connection = connections.clone().acquire_owned().await.ok()?;
@@ -172,6 +197,17 @@ impl Doer {
                     sleep(LOOK_EVERY).await;
                 }
                 None => return,
+            }
+        }
+    }
+
+    /// Tells those who connected before the socket was removed, and wait to be accepted, that this process ends.
+    async fn accept_last(self: &Arc<Self>, listener: &UnixListener, owner: u32) {
+        for _ in 0..MAX_LAST {
+            match timeout(LAST_WITHIN, listener.accept()).await {
+                Ok(Ok((stream, _))) => drop(self.tasks.spawn(self.clone().serve(stream, owner))),
+                Ok(Err(error)) => return tracing::debug!(%error, "a last request could not be accepted"),
+                Err(_) => return,
             }
         }
     }
@@ -233,7 +269,7 @@ impl Doer {
                 Err(error) => Outcome::Failed(format!("it came to no end: {error}")),
             },
             () = ending => Outcome::Failed(
-                "the running cairn is ending and waits no longer for it; what it began is finished when cairn is started again".into(),
+                "the running cairn is ending and waits no longer for it; ask again when it has ended, which finishes what was begun and does no harm".into(),
             ),
             () = sleep(self.limits.answer) => Outcome::Failed(format!(
                 "not done within {} s; the running cairn goes on with it, and says in its log how it ends",
@@ -252,9 +288,13 @@ impl Doer {
                 true => Some(self.app_store().await?),
                 false => None,
             };
-            let stores = Stores { raw: Some(self.raw.clone()), app };
+            let stores = Stores { raw: Some(self.raw.clone()), app: app.clone() };
             let stay = Stay::within(self.limits.delete, self.stop.clone());
-            operators::perform(&self.config, &operation, &stores, &stay).await
+            let result = operators::perform(&self.config, &operation, &stores, &stay).await;
+            if let Some(app) = app {
+                self.tasks.spawn(self.clone().delete_the_rest(app));
+            }
+            result
         };
         let result = result.await;
         match &result {
@@ -263,6 +303,16 @@ impl Doer {
         }
         drop(turn);
         result
+    }
+
+    /// Deletes what a request began to delete and left. Whoever derives does so too, but derived work may have halted here.
+    async fn delete_the_rest(self: Arc<Self>, app: Arc<dyn AppStore>) {
+        if let Err(error) = reindex::clear_all(&*app, &Stay::until(self.stop.clone())).await {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "what a worker made before it began anew could not be deleted to the end; the next request, or whoever derives, goes on with it"
+            );
+        }
     }
 
     async fn app_store(&self) -> anyhow::Result<Arc<dyn AppStore>> {
@@ -319,9 +369,10 @@ fn shortened(outcome: Outcome) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use cairn_core::Height;
     use cairn_store::ReorgMark;
 
-    use super::super::client::ask;
+    use super::super::client::{Asked, ask};
     use super::*;
     use crate::derive;
     use crate::stores::{self, Access};
@@ -366,9 +417,10 @@ mod tests {
     async fn it_answers_until_it_is_stopped() {
         let running = Running::new().await;
         running.open_app().await;
-        assert_eq!(ask(&running.config, &pause()).await.expect("nobody is there"), None);
+        assert_eq!(ask(&running.config, &pause()).await.expect("nobody is there"), Asked::Nobody);
         let late = Some(running.late.clone());
-        let task = start(&running.config, running.raw.clone(), late, running.stop.clone()).expect("starts");
+        let requests =
+            start(&running.config, running.raw.clone(), late, running.stop.clone()).expect("starts");
         let socket = running.dir.path().join("cairn.sock");
         while !socket.exists() {
             sleep(Duration::from_millis(10)).await;
@@ -379,9 +431,58 @@ mod tests {
         let error = ask(&running.config, &many).await.expect_err("is too long");
         assert!(error.to_string().contains("too much for one request"), "{error}");
         running.stop.cancel();
-        timeout(Duration::from_secs(5), task).await.expect("ends").expect("ends well");
+        // As long as it holds the stores it says so.
+        for _ in 0..2 {
+            assert_eq!(ask(&running.config, &pause()).await.expect("is told"), Asked::Ending);
+        }
+        timeout(Duration::from_secs(5), requests.end()).await.expect("ends");
         assert!(!socket.exists());
-        assert_eq!(ask(&running.config, &pause()).await.expect("nobody is there"), None);
+        assert_eq!(ask(&running.config, &pause()).await.expect("nobody is there"), Asked::Nobody);
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_to_be_accepted_at_the_end_is_told_of_it() {
+        let running = Running::new().await;
+        let requests = start(&running.config, running.raw.clone(), None, running.stop.clone());
+        let requests = requests.expect("starts");
+        let socket = running.dir.path().join("cairn.sock");
+        while !socket.exists() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let mut silent = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            silent.push(UnixStream::connect(&socket).await.expect("connects"));
+        }
+        let config = running.config.clone();
+        let waiting = tokio::spawn(async move { ask(&config, &pause()).await });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!waiting.is_finished());
+        running.stop.cancel();
+        timeout(Duration::from_secs(5), requests.end()).await.expect("ends");
+        assert_eq!(waiting.await.expect("no panic").expect("is told"), Asked::Ending);
+    }
+
+    #[tokio::test]
+    async fn what_was_begun_is_deleted_to_the_end_where_nobody_derives() {
+        let running = Running::new().await;
+        running.open_app().await;
+        let app = running.late.app().expect("is open");
+        app.register("stats_worker", Height(0)).await.expect("registers");
+        let is_clearing = async || {
+            let snapshot = app.snapshot().await.expect("reads");
+            snapshot.rebuilds().iter().any(|rebuild| rebuild.is_clearing)
+        };
+        // It leaves at once.
+        let doer = running.doer(Limits { delete: Duration::ZERO, ..Limits::default() });
+        let reset = Operation::Reindex { worker: "stats_worker".into(), from: None, to: None };
+        let outcome = doer.answer(reset).await;
+        assert!(matches!(&outcome, Outcome::Done(told) if told.contains("once what is left")), "{outcome:?}");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while is_clearing().await {
+            assert!(Instant::now() < deadline, "nobody deletes it");
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(app.snapshot().await.expect("reads").checkpoint("stats_worker").is_some());
     }
 
     #[tokio::test]
@@ -389,10 +490,10 @@ mod tests {
         let running = Running::new().await;
         let socket = running.dir.path().join("cairn.sock");
         std::fs::write(&socket, "mine").expect("writes");
-        let task = start(&running.config, running.raw.clone(), None, running.stop.clone()).expect("starts");
-        timeout(Duration::from_secs(5), task).await.expect("ends").expect("ends well");
+        let requests = start(&running.config, running.raw.clone(), None, running.stop.clone());
+        timeout(Duration::from_secs(5), requests.expect("starts").end()).await.expect("ends");
         assert_eq!(std::fs::read(&socket).expect("stays"), b"mine");
-        assert_eq!(ask(&running.config, &pause()).await.expect("nobody is there"), None);
+        assert_eq!(ask(&running.config, &pause()).await.expect("nobody is there"), Asked::Nobody);
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use super::faults::Faults;
 use super::guard::text_of;
 use super::options::{Compute, DeriveOptions};
 use super::recent::RecentBlocks;
+use super::refusals::Refusals;
 use super::report::Report;
 use super::status::DeriveBoard;
 use super::unanswered::Unanswered;
@@ -30,6 +31,8 @@ pub(super) struct Context {
     pub unanswered: Unanswered,
     /// Whose faults are counted each by itself.
     pub faults: Faults,
+    /// What the database refused since the last commit.
+    pub refusals: Refusals,
     pub board: DeriveBoard,
     pub wake: Wake,
     pub stop: CancellationToken,

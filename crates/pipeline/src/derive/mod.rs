@@ -27,6 +27,7 @@ mod part;
 pub mod processor;
 mod read;
 mod recent;
+mod refusals;
 pub mod replay;
 mod report;
 pub mod state;
@@ -103,6 +104,7 @@ impl Deriver {
             unanswered: unanswered::Unanswered::default(),
             options,
             faults: faults::Faults::default(),
+            refusals: refusals::Refusals::default(),
             board: DeriveBoard::default(),
             wake: wake::Wake::default(),
             stop: CancellationToken::new(),

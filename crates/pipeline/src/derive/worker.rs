@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{ErrorKind, Height, HeightRange};
+use cairn_store::StoreError;
 use cairn_store::derived::{
     ClaimRequest, Committed, DerivedSnapshot, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease,
 };
@@ -146,7 +147,16 @@ impl Worker {
     async fn help_once(&self) -> Result<bool, DeriveError> {
         let asked_at = Instant::now();
         // Nothing new is claimed.
-        let Some(lease) = self.claim(Some(Height::ZERO)).await? else { return Ok(false) };
+        let lease = match self.claim(Some(Height::ZERO)).await {
+            Ok(Some(lease)) => lease,
+            Ok(None) => return Ok(false),
+            Err(error) if ends_all(&error) => return Err(error),
+            // It is not about the range in hand, which is neither given up nor charged for it.
+            Err(error) => {
+                self.note(&error);
+                return Ok(false);
+            }
+        };
         let mut helped = self.hold(lease, asked_at);
         let mut next = Try::of(self.context.options.chunk_heights);
         let mut worked = false;
@@ -227,36 +237,56 @@ impl Worker {
     ) -> Result<(), DeriveError> {
         let mut held = self.hold(lease, asked_at);
         let left = self.chunks(&mut held, listener).await;
-        let is_refused = left.as_ref().is_err_and(DeriveError::is_of_one_range);
-        self.leave(&held, left).await?;
-        if is_refused {
-            // Where the database refuses more than this range, not one range after the other is to fail at once.
-            let pause_ms = self.context.options.failed_pause(held.lease.attempt);
-            self.pause(tokio::time::sleep(Duration::from_millis(pause_ms))).await;
+        let rest_ms = self.leave(&held, left).await?;
+        if rest_ms > 0 {
+            self.pause(tokio::time::sleep(Duration::from_millis(rest_ms))).await;
         }
         Ok(())
     }
 
-    /// Gives a lease back as its end demands. An error is one that ends all derived work of this process.
-    async fn leave(&self, held: &Held, left: Result<Left, DeriveError>) -> Result<(), DeriveError> {
+    /// Gives a lease back as its end demands; says for how many milliseconds whoever left it is to claim nothing. An error is one that ends all derived work of this process.
+    async fn leave(&self, held: &Held, left: Result<Left, DeriveError>) -> Result<u64, DeriveError> {
         let options = &self.context.options;
         let name = self.service().name;
+        let mut rest_ms = 0;
         let end = match left {
-            Ok(Left::Completed | Left::Lost) => return Ok(()),
+            Ok(Left::Completed | Left::Lost) => return Ok(0),
             Ok(Left::Stopping | Left::Paused) => LeaseEnd::Released,
             Err(error) => {
                 self.note(&error);
                 let message = error.to_string();
-                match error.kind() {
+                let uncharged = match &error {
+                    DeriveError::Store(StoreError::Database(_)) => {
+                        self.context.refusals.refused(name, held.lease.id)
+                    }
+                    _ => None,
+                };
+                match (error.kind(), uncharged) {
                     // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
-                    ErrorKind::Halt if !error.is_of_one_range() => {
+                    _ if ends_all(&error) => {
                         return Err(self.halts(error, Some(held.lease.done_to)));
                     }
-                    ErrorKind::Retry | ErrorKind::Wait => {
+                    (ErrorKind::Retry | ErrorKind::Wait, _) => {
                         LeaseEnd::Transient { message, retry_in_ms: options.failed_pause_ms }
                     }
-                    _ => {
+                    (_, Some(before)) => {
+                        let retry_in_ms = options.failed_pause(before);
+                        rest_ms = retry_in_ms;
+                        tracing::warn!(
+                            service = name,
+                            range = %held.lease.range,
+                            retry_in_ms,
+                            %error,
+                            "the database refuses one range after the other; this one isn't charged with it"
+                        );
+                        LeaseEnd::Transient { message, retry_in_ms }
+                    }
+                    (_, None) => {
                         let retry_in_ms = options.failed_pause(held.lease.attempt);
+                        if error.is_of_one_range() {
+                            // Where the database refuses more than this range, not one range after the other is to fail at once.
+                            rest_ms = retry_in_ms;
+                        }
                         tracing::warn!(
                             service = name,
                             range = %held.lease.range,
@@ -281,7 +311,7 @@ impl Worker {
             // It expires by itself.
             tracing::debug!(service = name, %error, "a lease could not be given back");
         }
-        Ok(())
+        Ok(rest_ms)
     }
 
     /// Works off a lease's chunks.
@@ -418,9 +448,12 @@ impl Worker {
     async fn is_anothers(&self, lease: &WorkerLease) -> Result<bool, DeriveError> {
         match self.context.app.lease(lease.id).await {
             Ok(now) => Ok(now.is_none_or(|now| now.fence != lease.fence)),
-            Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
-            // The renewal will tell.
             Err(error) => {
+                let error = DeriveError::from(error);
+                if ends_all(&error) {
+                    return Err(error);
+                }
+                // The renewal will tell.
                 tracing::debug!(service = self.service().name, %error, "can't look at the lease now");
                 Ok(false)
             }
@@ -437,6 +470,7 @@ impl Worker {
         held.renewed(asked_at);
         self.context.board.checkpoint(name, &committed.checkpoint);
         self.context.board.service(name, |service| service.last_error.clear());
+        self.context.refusals.committed(name);
         self.context.wake.tick();
     }
 
@@ -591,6 +625,11 @@ impl Worker {
         let checkpoint = snapshot.checkpoint(self.service().name).cloned();
         Ok(checkpoint.map(|checkpoint| Committed { lease: now, checkpoint }))
     }
+}
+
+/// Whether nothing that this process derives can be right any more.
+fn ends_all(error: &DeriveError) -> bool {
+    error.kind() == ErrorKind::Halt && !error.is_of_one_range()
 }
 
 fn nothing_yet(lease: &WorkerLease) -> DeriveError {

@@ -2,7 +2,7 @@
 //!
 //! A lease covers `[from, to)` of one service. Its holder works it off in chunks; each commit moves `done_to` and `last_id` with the
 //! rows. States: ACTIVE → COMPLETED by the commit that reaches `to`; ACTIVE → FAILED on an error, when given back, or
-//! when it is found expired; FAILED → ACTIVE by reclaim, once `next_try_at` has come. FAILED with `attempt >= MAX_ATTEMPTS` is dead:
+//! when it is found expired or its process gone; FAILED → ACTIVE by reclaim, once `next_try_at` has come. FAILED with `attempt >= MAX_ATTEMPTS` is dead:
 //! only an operator frees it. `attempt` counts consecutive bad ends in which `done_to` did not move since the claim, once each,
 //! whoever notices; a commit that moves it sets it to 0, and transient ends don't count.
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cairn_core::{BlockId, BlockRef, Fence, Height, HeightRange};
 
 use super::fork::{DerivedCheckpoint, ForkMark, ForkState};
-use super::lease::{ClaimRequest, LeaseKind, LeaseStatus, WorkerLease};
+use super::lease::{ClaimRequest, LeaseKind, LeaseStatus, MAX_ERROR_BYTES, WorkerLease};
 use super::row::{Key, Row};
 use super::table::{Catalog, Table, TableClass};
 use super::writer::{ChunkCommit, SeamAlarm, StateRow};
@@ -456,6 +456,18 @@ pub fn attempt_after_bad_end(lease: &WorkerLease) -> u32 {
     let has_moved = lease.done_to > lease.claimed_done_to;
     if has_moved { lease.attempt } else { lease.attempt.saturating_add(1) }
 }
+
+/// A lease whose holder is gone, as it is found: what is left to its finder is to take it.
+pub fn left_behind(mut lease: WorkerLease, how: &str) -> WorkerLease {
+    lease.attempt = attempt_after_bad_end(&lease);
+    lease.last_error = shortened(&format!("{} {how}", lease.owner), MAX_ERROR_BYTES);
+    lease
+}
+
+/// How a lease was found that ran out.
+pub const RAN_OUT: &str = "neither committed nor renewed it in time";
+/// How a lease was found whose process is gone.
+pub const ENDED_WITH_IT: &str = "ended without giving it back";
 
 /// Text cut to at most so many bytes, between two characters, with NUL bytes replaced by U+FFFD (before it is cut).
 pub fn shortened(text: &str, max_bytes: usize) -> String {

@@ -155,7 +155,8 @@ pub trait Coordinator: Send + Sync {
     /// An operator takes an ACTIVE lease from its holder: FAILED under a new fence, due now. `None`: no such lease, or not ACTIVE.
     async fn release_lease(&self, id: u64) -> Result<Option<WorkerLease>>;
 
-    /// At start, by a process that holds the data directory alone: gives back every ACTIVE lease, uncounted.
+    /// At start, by a process that holds the data directory alone: takes every ACTIVE lease from the process that held it, which is gone. As where one has expired, that is a bad end
+    /// where nothing of it was done, so that a range that ends every process is dead in the end; whoever ends in order has given it back before.
     async fn release_all(&self) -> Result<u64>;
 
     /// Pauses or resumes a service: nothing of it is claimed. No lease is taken away: whoever holds one looks before each chunk, and gives it back.

@@ -33,10 +33,6 @@ pub(super) fn unknown_service(service: &str) -> StoreError {
     StoreError::Invalid(format!("service {service} is not registered"))
 }
 
-fn expired(lease: &WorkerLease) -> String {
-    rules::shortened(&format!("{} neither committed nor renewed it in time", lease.owner), MAX_ERROR_BYTES)
-}
-
 #[async_trait]
 impl Coordinator for PgDerived {
     async fn register(&self, service: &str, first: Height) -> Result<DerivedCheckpoint> {
@@ -227,8 +223,7 @@ async fn claim(shared: &Shared, request: &ClaimRequest) -> Faulty<Claim> {
         let Some(row) = tx.query_opt(&due, &params).await? else { break };
         let mut lease = lease_of(&row)?;
         if lease.status == LeaseStatus::Active {
-            lease.attempt = rules::attempt_after_bad_end(&lease);
-            lease.last_error = expired(&lease);
+            lease = rules::left_behind(lease, rules::RAN_OUT);
             lease.next_try_at_ms = tx.now_ms;
             lease.status = LeaseStatus::Failed;
         }
@@ -345,6 +340,10 @@ async fn by_operator(
     Ok(Some(lease))
 }
 
+/// What [`rules::left_behind`] does, up to how the lease was found.
+const LEFT_BEHIND: &str = "attempt = attempt + CASE WHEN done_to > claimed_done_to THEN 0 ELSE 1 END,
+     last_error = left(leased_by, 500) || ' ' ||";
+
 async fn reap(shared: &Shared, limit: usize) -> Faulty<Vec<WorkerLease>> {
     let tx = shared.begin(Gate::Shared).await?;
     // By number, as all leases are locked; those that are being committed right now are left out (L06).
@@ -353,9 +352,9 @@ async fn reap(shared: &Shared, limit: usize) -> Faulty<Vec<WorkerLease>> {
              SELECT id AS due_id FROM app.worker_leases WHERE status = 'ACTIVE' AND lease_expires_at <= $1
              ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED)
          UPDATE app.worker_leases SET status = 'FAILED', fence = nextval('app.fences'), next_try_at = $1, updated_at = $1,
-             attempt = attempt + CASE WHEN done_to > claimed_done_to THEN 0 ELSE 1 END,
-             last_error = left(leased_by, 500) || ' neither committed nor renewed it in time'
-         FROM due WHERE id = due_id RETURNING {LEASE_COLUMNS}"
+             {LEFT_BEHIND} '{RAN_OUT}'
+         FROM due WHERE id = due_id RETURNING {LEASE_COLUMNS}",
+        RAN_OUT = rules::RAN_OUT,
     );
     let mut reaped = leases_of(&tx.query(&sql, &[&tx.now(), &int_of(limit as u64)]).await?)?;
     reaped.sort_unstable_by_key(|lease| lease.id);
@@ -364,11 +363,13 @@ async fn reap(shared: &Shared, limit: usize) -> Faulty<Vec<WorkerLease>> {
 }
 
 async fn release_all(shared: &Shared) -> Faulty<u64> {
-    const RELEASE: &str =
+    let release = format!(
         "UPDATE app.worker_leases SET status = 'FAILED', fence = nextval('app.fences'), next_try_at = $1,
-         updated_at = $1 WHERE status = 'ACTIVE'";
+         updated_at = $1, {LEFT_BEHIND} '{ENDED_WITH_IT}' WHERE status = 'ACTIVE'",
+        ENDED_WITH_IT = rules::ENDED_WITH_IT,
+    );
     let tx = shared.begin(Gate::Exclusive).await?;
-    let released = tx.execute(RELEASE, &[&tx.now()]).await?;
+    let released = tx.execute(&release, &[&tx.now()]).await?;
     tx.commit("release_all").await?;
     Ok(released)
 }

@@ -84,13 +84,18 @@ impl PgDerived {
     ///
     /// [`StoreError::Invalid`], naming the table, where one was made from another definition or isn't in the catalog.
     pub async fn open(
-        options: PgDerivedOptions,
+        mut options: PgDerivedOptions,
         catalog: Catalog,
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<PgDerived> {
+        // Whoever writes goes by what it reads; who only reads may do so from a server that follows another one.
+        for pg in [&mut options.write, &mut options.read] {
+            pg.is_primary |= !options.read_only;
+        }
+        let write = PgPool::new(options.write.clone())?;
         let shared = Shared {
-            write: PgPool::new(options.write.clone())?,
-            read: PgPool::new(options.read.clone())?,
+            read: write.beside(options.read.clone())?,
+            write,
             tables: Arc::new(PgTable::of_catalog(&catalog)),
             options,
             catalog,

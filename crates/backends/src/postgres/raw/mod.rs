@@ -125,10 +125,12 @@ impl PgRawStore {
     }
 
     async fn open_with(
-        options: PgRawOptions,
+        mut options: PgRawOptions,
         clock: Option<Arc<dyn Clock>>,
         payloads: Option<Arc<dyn PayloadStore>>,
     ) -> Result<PgRawStore> {
+        // Whoever writes goes by what it reads; who only reads may do so from a server that follows another one.
+        options.pg.is_primary |= !options.read_only;
         let pool = PgPool::new(options.pg.clone())?;
         let mut conn = pool.get().await?;
         demand_server(&conn).await?;

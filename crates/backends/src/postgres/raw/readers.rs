@@ -28,7 +28,7 @@ impl PgRawStore {
     pub fn readers(&self, application_name: &str) -> Result<PgRawReaders> {
         Ok(PgRawReaders {
             shared: self.shared.clone(),
-            pool: PgPool::new(self.options_of(application_name))?,
+            pool: self.shared.pool.beside(self.options_of(application_name))?,
         })
     }
 
@@ -36,7 +36,7 @@ impl PgRawStore {
     /// [`PgRawStore::readers`], so that whoever holds all of it holds nothing that an append needs. Hooks of tests are not carried over.
     pub fn beside(&self, application_name: &str) -> Result<PgRawStore> {
         let pg = self.options_of(application_name);
-        let pool = PgPool::new(pg.clone())?;
+        let pool = self.shared.pool.beside(pg.clone())?;
         Ok(PgRawStore {
             shared: Arc::new(self.shared.beside(PgRawOptions { pg, ..self.shared.options.clone() }, pool)),
         })

@@ -222,11 +222,8 @@ impl Write<'_> {
         rules::demand_holder(current.as_ref(), held, newest_fence(self.tx)?).cloned()
     }
 
-    fn reap(&self, mut lease: WorkerLease) -> Result<WorkerLease> {
-        lease.attempt = rules::attempt_after_bad_end(&lease);
-        let what = format!("{} neither committed nor renewed it in time", lease.owner);
-        lease.last_error = rules::shortened(&what, MAX_ERROR_BYTES);
-        give_back(self.tx, lease, self.now_ms)
+    fn reap(&self, lease: WorkerLease) -> Result<WorkerLease> {
+        give_back(self.tx, rules::left_behind(lease, rules::RAN_OUT), self.now_ms)
     }
 
     fn claim(&self, request: &ClaimRequest) -> Result<Option<WorkerLease>> {
@@ -509,7 +506,7 @@ impl Coordinator for SqliteDerived {
                 select(write.tx, "INDEXED BY worker_leases_active WHERE status = 'ACTIVE' ORDER BY id", [])?;
             let count = held.len() as u64;
             for lease in held {
-                give_back(write.tx, lease, write.now_ms)?;
+                give_back(write.tx, rules::left_behind(lease, rules::ENDED_WITH_IT), write.now_ms)?;
             }
             Ok(count)
         })

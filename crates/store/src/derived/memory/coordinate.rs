@@ -176,7 +176,7 @@ impl Coordinator for MemoryDerived {
             let held: Vec<WorkerLease> = held.cloned().collect();
             let count = held.len() as u64;
             for lease in held {
-                state.give_back(lease, now_ms);
+                state.give_back(rules::left_behind(lease, rules::ENDED_WITH_IT), now_ms);
             }
             Ok(count)
         })
@@ -212,11 +212,8 @@ fn has_expired(lease: &WorkerLease, now_ms: u64) -> bool {
     lease.status == LeaseStatus::Active && lease.expires_at_ms <= now_ms
 }
 
-fn reap(state: &mut State, mut lease: WorkerLease, now_ms: u64) -> WorkerLease {
-    lease.attempt = rules::attempt_after_bad_end(&lease);
-    lease.last_error = format!("{} neither committed nor renewed it in time", lease.owner);
-    lease.last_error = rules::shortened(&lease.last_error, MAX_ERROR_BYTES);
-    state.give_back(lease, now_ms)
+fn reap(state: &mut State, lease: WorkerLease, now_ms: u64) -> WorkerLease {
+    state.give_back(rules::left_behind(lease, rules::RAN_OUT), now_ms)
 }
 
 fn claim(state: &mut State, request: &ClaimRequest, now_ms: u64) -> Result<Option<WorkerLease>> {

@@ -40,6 +40,7 @@ pub(super) fn cases() -> Vec<Case> {
         an_operator_frees_a_dead_lease,
         an_operator_takes_a_lease_from_its_holder,
         at_start_every_lease_is_given_back,
+        a_range_that_ends_every_process_is_dead_in_the_end,
         a_completed_lease_is_neither_claimed_nor_ended,
         in_order_one_lease_after_the_other,
         an_older_version_claims_no_newer_lease,
@@ -456,17 +457,43 @@ async fn at_start_every_lease_is_given_back(factory: Arc<dyn DerivedFactory>) ->
     let (one, two) = (subject.claim(MAPPER).await?, subject.claim(FOLDER).await?);
     let done = subject.work(subject.claim(MAPPER).await?, 100).await?;
     same("one that is done", done.status, LeaseStatus::Completed)?;
+    // One that was given back in order, and isn't counted therefore.
+    let ended = subject.claim(MAPPER).await?;
+    subject.store.end(&ended, LeaseEnd::Released).await?;
+    subject.commit(&one, 5).await?;
     subject.reopen().await?;
     same("given back", subject.store.release_all().await?, 2)?;
     same("given back again", subject.store.release_all().await?, 0)?;
-    for lease in [&one, &two] {
+    same("the one that was given back", subject.lease(ended.id).await?.attempt, 0)?;
+    // Nothing was done of the second one.
+    for (lease, attempt) in [(&one, 0), (&two, 1)] {
         let now = subject.lease(lease.id).await?;
-        same("the lease", (now.status, now.attempt), (LeaseStatus::Failed, 0))?;
+        same("the lease", (now.status, now.attempt), (LeaseStatus::Failed, attempt))?;
+        let why = format!("{} ended without giving it back", lease.owner);
+        same("why", now.last_error, why)?;
         holds(now.fence > lease.fence, "it has no new fence")?;
         refused("its holder's end", subject.store.end(lease, LeaseEnd::Released).await, is_fenced)?;
     }
     same("the one that is done", subject.lease(done.id).await?, done)?;
     same("the claim", subject.claim(MAPPER).await?.id, one.id)
+}
+
+async fn a_range_that_ends_every_process_is_dead_in_the_end(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let mut id = 0;
+    for died in 0..MAX_ATTEMPTS {
+        let lease = subject.claim(MAPPER).await?;
+        same("the range", (lease.range, lease.attempt), (heights(0, 10), died))?;
+        id = lease.id;
+        subject.reopen().await?;
+        same("left behind", subject.store.release_all().await?, 1)?;
+        // Whoever looks again finds nothing to count.
+        same("left behind again", subject.store.release_all().await?, 0)?;
+        same("its attempts", subject.lease(id).await?.attempt, died + 1)?;
+    }
+    let dead = subject.store.dead_leases(10).await?;
+    same("the dead", dead.iter().map(|lease| lease.id).collect::<Vec<_>>(), vec![id])?;
+    same("the claim", subject.claim(MAPPER).await?.range, heights(10, 20))
 }
 
 async fn a_completed_lease_is_neither_claimed_nor_ended(factory: Arc<dyn DerivedFactory>) -> CaseResult {

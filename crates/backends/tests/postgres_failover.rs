@@ -1,0 +1,128 @@
+//! Another server takes a primary's place: whoever writes reads from a primary too, since a server that follows another one says what was true some time ago.
+#![cfg(all(feature = "postgres", feature = "postgres-raw"))]
+
+use std::time::Duration;
+
+use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore};
+use cairn_core::ChainId;
+use cairn_store::derived::{
+    BLOCK_HEIGHT, Catalog, ColumnType, DerivedReader, ReorgApplier, TableClass, TableDef, column,
+};
+use cairn_store::suite::blocks::chain;
+use cairn_store::{AppendBatch, RawReader, RawWriter, ReorgMark, Result, StoreError, StoreInfo};
+
+#[path = "support/pg.rs"]
+mod pg;
+
+static TRANSFERS: TableDef = TableDef {
+    name: "transfers",
+    service: "mapper",
+    class: TableClass::Events { partition_heights: 1_000 },
+    columns: &[column(BLOCK_HEIGHT, ColumnType::Int)],
+    key: &[BLOCK_HEIGHT],
+    indexes: &[],
+};
+
+fn named(db: &pg::TestDb, application_name: &str) -> PgOptions {
+    PgOptions { application_name: application_name.into(), ..db.options() }
+}
+
+/// It is refused, and never answered. That a connection has ended may be noticed by who uses it.
+async fn waits<T>(what: &str, ask: impl AsyncFn() -> Result<T>) {
+    for _ in 0..100 {
+        match ask().await {
+            Err(StoreError::Busy(why)) if why.contains("follows another one") => return,
+            Err(StoreError::Busy(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{what}: {error}"),
+            Ok(_) => panic!("{what} is answered by a server that follows another one"),
+        }
+    }
+    panic!("{what} is refused for another reason");
+}
+
+#[tokio::test]
+async fn the_raw_store_is_read_from_no_server_that_follows_another() {
+    let Some(db) = pg::database().await else { return };
+    let options = |read_only| PgRawOptions { read_only, ..PgRawOptions::with(named(&db, "writes")) };
+    let store = PgRawStore::open(options(false), None).await.expect("opens");
+    let info = StoreInfo { uuid: [7; 16], chain_id: ChainId(7), chain_config: Default::default() };
+    store.init(info).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    let batch = AppendBatch { blocks: chain(0, 3, 0), ..AppendBatch::default() };
+    store.append(fence, batch).await.expect("appends");
+    let (readers, work) = (store.readers("reads").expect("a door"), store.beside("works").expect("a door"));
+    // Each of them has a connection that it keeps.
+    drop((readers.snapshot().await.expect("reads"), work.snapshot().await.expect("reads")));
+
+    db.follows_another(true).await;
+    db.end_connections("writes").await;
+    waits("the writer's head", async || store.snapshot().await).await;
+    waits("the writer's fence", async || store.acquire().await).await;
+    // Their connections still live, and lead to the server that was the primary.
+    waits("a reader", async || readers.snapshot().await).await;
+    waits("a worker", async || work.snapshot().await).await;
+    waits("opening it", async || PgRawStore::open(options(false), None).await).await;
+    // Who only reads may read there.
+    let reader = PgRawStore::open(options(true), None).await.expect("opens");
+    assert!(reader.snapshot().await.expect("reads").head().tip.is_some());
+
+    db.follows_another(false).await;
+    for reader in [&store as &dyn RawReader, &readers, &work] {
+        let tip = reader.snapshot().await.expect("reads").head().tip;
+        assert_eq!(tip.map(|tip| tip.height.get()), Some(2));
+    }
+    store.acquire().await.expect("writes");
+}
+
+#[tokio::test]
+async fn derived_tables_are_read_from_no_server_that_follows_another() {
+    let Some(db) = pg::database().await else { return };
+    let catalog = || Catalog::new([&TRANSFERS]).expect("works");
+    let options = |read_only| PgDerivedOptions {
+        write: named(&db, "writes"),
+        read: named(&db, "reads"),
+        read_only,
+        ..PgDerivedOptions::new(&db.url)
+    };
+    let store = PgDerived::open(options(false), catalog(), None).await.expect("opens");
+    store.adopt([7; 16], ReorgMark { id: 0, digest: [0; 32] }).await.expect("adopts");
+    drop(store.snapshot().await.expect("reads"));
+
+    db.follows_another(true).await;
+    db.end_connections("writes").await;
+    waits("a writer's read", async || store.forks().await).await;
+    waits("a snapshot", async || store.snapshot().await).await;
+    let reader = PgDerived::open(options(true), catalog(), None).await.expect("opens");
+    reader.snapshot().await.expect("reads");
+
+    db.follows_another(false).await;
+    store.snapshot().await.expect("reads");
+    store.forks().await.expect("reads");
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_takes_those_of_pools_beside_with_it() {
+    let Some(db) = pg::database().await else { return };
+    let primary = |name| PgOptions { is_primary: true, ..named(&db, name) };
+    let write = PgPool::new(primary("writes")).expect("a URL");
+    let read = write.beside(primary("reads")).expect("a URL");
+    let pid = async |pool: &PgPool| {
+        let conn = pool.get().await.expect("connects");
+        conn.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get::<_, i32>(0)
+    };
+    let (written_by, read_by) = (pid(&write).await, pid(&read).await);
+    assert_eq!((pid(&write).await, pid(&read).await), (written_by, read_by), "they are kept");
+    db.end_connections("writes").await;
+    // It is noticed a moment later.
+    let mut now = written_by;
+    for _ in 0..100 {
+        let conn = write.get().await.expect("connects");
+        if let Ok(row) = conn.query_one("SELECT pg_backend_pid()", &[]).await {
+            now = row.get(0);
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_ne!(now, written_by);
+    assert_ne!(pid(&read).await, read_by, "the other pool's connection is used again");
+}
