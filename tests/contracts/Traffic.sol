@@ -4,12 +4,14 @@ pragma solidity ^0.8.20;
 // Contracts that give a test chain the kinds of logs that real chains have. Rules of the standards are kept only as far
 // as their events need: nothing here checks balances or approvals.
 
-/// ERC-20: Transfer with three topics and 32 bytes of data.
+/// ERC-20: Transfer with three topics and 32 bytes of data. It says its name, and nothing of its supply.
 contract Coin {
     event Transfer(address indexed from, address indexed to, uint256 value);
     event Approval(address indexed owner, address indexed spender, uint256 value);
 
     string public name = "Coin";
+    string public symbol = "CRN";
+    uint8 public constant decimals = 6;
     mapping(address => uint256) public balanceOf;
 
     function mint(address to, uint256 value) external {
@@ -34,7 +36,16 @@ contract Coin {
 contract Deed {
     event Transfer(address indexed from, address indexed to, uint256 indexed tokenId);
 
+    string public name = "Deed of Land";
     mapping(uint256 => address) public ownerOf;
+
+    function supportsInterface(bytes4 id) external pure returns (bool) {
+        return id == 0x80ac58cd;
+    }
+
+    function tokenURI(uint256 tokenId) external pure returns (string memory) {
+        return string(abi.encodePacked("ipfs://deed/", bytes1(uint8(65 + (tokenId % 26)))));
+    }
 
     function transfer(address to, uint256 tokenId) external {
         emit Transfer(ownerOf[tokenId], to, tokenId);
@@ -42,10 +53,15 @@ contract Deed {
     }
 }
 
-/// ERC-1155: single and batch transfers.
+/// ERC-1155: single and batch transfers. It has a URI for its first items alone.
 contract Pouch {
     event TransferSingle(address indexed operator, address indexed from, address indexed to, uint256 id, uint256 value);
     event TransferBatch(address indexed operator, address indexed from, address indexed to, uint256[] ids, uint256[] values);
+
+    function uri(uint256 id) external pure returns (string memory) {
+        require(id < 40);
+        return "ipfs://pouch/{id}";
+    }
 
     function transferSingle(address to, uint256 id, uint256 value) external {
         emit TransferSingle(msg.sender, msg.sender, to, id, value);

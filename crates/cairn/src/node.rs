@@ -153,9 +153,9 @@ fn is_about_the_call(error: &AnswerError) -> bool {
     REVERTED_CODES.contains(&error.code) || ABOUT_THE_CALL.iter().any(|words| message.contains(words))
 }
 
-/// A block by its hash: an answer of another fork is an error.
+/// A block by its hash, which the node has to have on its own chain: an answer of another fork is an error.
 fn block(at: BlockRef) -> Value {
-    json!({"blockHash": at.id.to_string(), "requireCanonical": false})
+    json!({"blockHash": at.id.to_string(), "requireCanonical": true})
 }
 
 #[async_trait]
@@ -245,6 +245,7 @@ mod tests {
             ("200 OK", "", error(3, "execution reverted: too many requests"), None),
             ("200 OK", "", error(-32_016, "VM execution error"), None),
             ("200 OK", "", error(-32_000, "header not found"), Some(Transient)),
+            ("200 OK", "", error(-32_000, "hash is not currently canonical"), Some(Transient)),
             ("502 Bad Gateway", "", page(), Some(Transient)),
         ] {
             let node = answering(status, header, body.clone()).await;
@@ -255,6 +256,45 @@ mod tests {
                     assert_eq!(said.expect_err("it can't answer").failure, failure, "{status} {body}")
                 }
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn every_question_is_about_a_block_on_the_nodes_own_chain() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listens");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let node = HttpContractNode::new(&url).expect("a client");
+        let hears = async {
+            let mut heard = Vec::new();
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.expect("accepts");
+                let mut request = Vec::new();
+                while !request.ends_with(b"}") {
+                    let mut part = [0; 4_096];
+                    let len = stream.read(&mut part).await.expect("reads");
+                    request.extend_from_slice(&part[..len]);
+                }
+                let request = String::from_utf8(request).expect("text");
+                let body = request.split_once("\r\n\r\n").expect("a body").1.to_owned();
+                heard.push(serde_json::from_str::<Value>(&body).expect("JSON"));
+                let answer = r#"{"jsonrpc":"2.0","id":1,"result":"0x60"}"#;
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    answer.len()
+                );
+                stream.write_all((head + answer).as_bytes()).await.expect("writes");
+            }
+            heard
+        };
+        let asks = async {
+            node.call(Address::ZERO, Vec::new(), AT).await.expect("an answer");
+            node.code(Address::ZERO, AT).await.expect("code");
+        };
+        let (heard, ()) = futures::join!(hears, asks);
+        for (request, method) in heard.iter().zip(["eth_call", "eth_getCode"]) {
+            assert_eq!(request["method"], method);
+            let block = json!({"blockHash": AT.id.to_string(), "requireCanonical": true});
+            assert_eq!(request["params"][1], block);
         }
     }
 

@@ -13,6 +13,9 @@ use crate::rpc::Rpc;
 /// Slots in an epoch: `safe` is one and `finalized` two epochs behind the head, so that reorgs of 64 stay above finality.
 pub const SLOTS_IN_AN_EPOCH: u64 = 40;
 
+/// States that [`Anvil::start_in_memory`] keeps: more than blocks are asked about below the head.
+const STATES_IN_MEMORY: u64 = 600;
+
 /// A running anvil.
 pub struct Anvil {
     pub rpc: Rpc,
@@ -23,12 +26,22 @@ pub struct Anvil {
 impl Anvil {
     /// Starts one on a free port.
     pub async fn start(binary: &Path, log: &Path) -> Result<Anvil> {
+        Anvil::start_with(binary, log, &[]).await
+    }
+
+    /// The same, for chains that fork hundreds of times: the states of the newest blocks are kept in memory, and none on disk. By default anvil moves all but a few to the
+    /// disk once it has made about a thousand; a reorg to a block whose state lies there can leave every contract without code for good (1.7.1, at some three thousand states).
+    pub async fn start_in_memory(binary: &Path, log: &Path) -> Result<Anvil> {
+        Anvil::start_with(binary, log, &["--prune-history", &STATES_IN_MEMORY.to_string()]).await
+    }
+
+    async fn start_with(binary: &Path, log: &Path, more: &[&str]) -> Result<Anvil> {
         let port = free_port()?;
         let mut command = Command::new(binary);
         command.args(["--host", "127.0.0.1", "--no-mining", "--order", "fifo", "--gas-limit", "500000000"]);
         command.args(["--no-request-size-limit", "--disable-pool-balance-checks", "-q"]);
         command.arg("--slots-in-an-epoch").arg(SLOTS_IN_AN_EPOCH.to_string());
-        command.arg("-p").arg(port.to_string());
+        command.arg("-p").arg(port.to_string()).args(more);
         let mut peer = Peer::start("anvil", command, log)?;
         let url = format!("http://127.0.0.1:{port}");
         let rpc = Rpc::new(&url)?;

@@ -1,5 +1,6 @@
 //! PostgreSQL databases of one run: made under names of their own, looked into, dropped.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use cairn_backends::objects::{Location, ObjectPayloads, ObjectsConfig};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore};
 use cairn_core::BlockRef;
-use cairn_store::derived::{DerivedDump, DerivedReader, LeaseFilter};
+use cairn_store::derived::{DerivedDump, DerivedReader, LeaseFilter, LeaseKind, LeaseStatus};
 use cairn_store::{Dump, RawDump, RawReader};
 
 use crate::peer::wait_until;
@@ -76,10 +77,13 @@ impl Databases {
         Ok((RawDump::dump(&raw).await?, DerivedDump::dump(&app).await?))
     }
 
-    /// Waits until both stores stand at the node's head, every reorg is applied and every worker has come as far.
+    /// Waits until both stores stand at the node's head, every reorg is applied, every worker of every table has come as far, those that ask a node among them, and nothing
+    /// is to be made again.
     pub async fn settle(&self, node: &Rpc, limit: Duration) -> Result<BlockRef> {
         let (raw, app) = (self.open_raw().await?, self.open_app().await?);
         let head = node.head().await?.context("no head")?;
+        let catalog = cairn_explorer::processors::evm_catalog()?;
+        let services: BTreeSet<&str> = catalog.tables().iter().map(|table| table.def().service).collect();
         wait_until("everything is derived", limit, || async {
             let stored = raw.snapshot().await?.head().clone();
             let Some(tip) = stored.tip else { return Ok(Some("no raw tip".into())) };
@@ -91,10 +95,20 @@ impl Databases {
             if !forks.is_settled() || forks.applied.id != stored.newest_reorg.id {
                 return Ok(Some(format!("reorg {} of {}", forks.applied.id, stored.newest_reorg.id)));
             }
-            match snapshot.checkpoints().iter().find(|checkpoint| checkpoint.last() != Some(tip)) {
-                Some(checkpoint) => Ok(Some(format!("{checkpoint:?}"))),
-                None => Ok(None),
+            if let Some(missing) = services.iter().find(|service| snapshot.checkpoint(service).is_none()) {
+                return Ok(Some(format!("{missing} has not begun")));
             }
+            if let Some(behind) = snapshot.checkpoints().iter().find(|one| one.last() != Some(tip)) {
+                return Ok(Some(format!("{behind:?}")));
+            }
+            for status in [LeaseStatus::Active, LeaseStatus::Failed] {
+                let open = LeaseFilter { status: Some(status), limit: 10_000, ..LeaseFilter::default() };
+                let leases = snapshot.leases(&open).await?;
+                if let Some(again) = leases.iter().find(|lease| lease.kind == LeaseKind::Reindex) {
+                    return Ok(Some(format!("to be made again: {again:?}")));
+                }
+            }
+            Ok(None)
         })
         .await?;
         let dead = LeaseFilter { dead: true, limit: 10, ..LeaseFilter::default() };

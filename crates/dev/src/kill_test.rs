@@ -1,6 +1,6 @@
 //! One ingester and three workers on PostgreSQL while the chain forks: killed with -9 at random moments, and then left without their app
 //! database, which is on a server of its own, for a minute. The ingester stays with the node all the while, and in the end every table is what
-//! a clean run makes of the final chain. About half of the payloads are kept outside the database.
+//! a clean run makes of the final chain, what the node said of contracts included. About half of the payloads are kept outside the database.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +15,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::process::Command;
 
+use crate::answers;
 use crate::anvil::Anvil;
 use crate::app_server::{AppServer, AppServerArgs};
 use crate::args::{KeepArgs, ServerArgs};
@@ -31,6 +32,11 @@ const LOOK: Duration = Duration::from_millis(250);
 const LAG_HEIGHTS: u64 = 30;
 /// Worker processes beside the ingester.
 const WORKERS: usize = 3;
+/// After so many kills a worker that asks the node is told to ask again about all that it has done: what it is answered takes the place of what is known, and reorgs give
+/// that back.
+const ASK_AGAIN_EVERY: usize = 20;
+/// The workers that ask the node.
+const ASKERS: [&str; 3] = ["token_metadata_worker", "nft_metadata_worker", "contract_code_worker"];
 /// Payloads of the killed processes that are longer are kept in a directory: about half of them.
 const INLINE_MAX_BYTES: &str = "250";
 
@@ -83,8 +89,6 @@ impl Fleet {
         command.args(["--listen", "127.0.0.1:0", "--rpc-listen", "127.0.0.1:0"]).args(more);
         command.arg("--data").arg(self.folder.join("data"));
         command.env("DB_RAW_URL", &self.urls[0]).env("DB_APP_URL", &self.urls[1]);
-        // What a node is asked depends on when; the dump leaves it out.
-        command.env("CAIRN_DERIVE__ASK_NODE", "false");
         self.keep_payloads(&mut command);
         command.envs(self.settings.iter().copied());
         Peer::start(role, command, &self.folder.join(format!("{role}-{number}.log")))
@@ -99,6 +103,18 @@ impl Fleet {
                 .env("CAIRN_PAYLOADS__URL", directory),
             None => command.env("CAIRN_PAYLOADS__URL", "none"),
         };
+    }
+
+    /// Has a worker ask again about all that it has done; whether there was anything yet.
+    async fn ask_again(&self, worker: &str) -> Result<bool> {
+        let mut command = Command::new(&self.cairn);
+        command.args(["reindex", "--worker", worker, "--from", "0", "--data"]).arg(self.folder.join("data"));
+        command.env("DB_RAW_URL", &self.urls[0]).env("DB_APP_URL", &self.urls[1]);
+        let ended = command.kill_on_drop(true).output().await?;
+        let words = String::from_utf8_lossy(&ended.stderr);
+        let nothing_yet = words.contains("has never run here") || words.contains("lies outside of it");
+        ensure!(ended.status.success() || nothing_yet, "{worker} can't be told to ask again: {words}");
+        Ok(ended.status.success())
     }
 
     /// What `cairn payloads list --check` says: how many are live. A lost or damaged one is an error.
@@ -154,7 +170,7 @@ async fn play(
     clean: &Databases,
     report: &mut Report,
 ) -> Result<()> {
-    let mut node = Anvil::start(&options.anvil, &folder.join("anvil.log")).await?;
+    let mut node = Anvil::start_in_memory(&options.anvil, &folder.join("anvil.log")).await?;
     let mut traffic = Traffic::deploy(&node.rpc, &options.contracts, options.seed).await?;
     traffic.block(20).await?;
     let fleet = Fleet {
@@ -181,6 +197,8 @@ async fn play(
     if !report.case(name, killing).await {
         return Ok(());
     }
+    // Else the end of the chain shows nothing, and what is asked there says so.
+    report.case("the node has its contracts still", traffic.demand_contracts()).await;
 
     let payloads = async {
         let live = fleet.check_payloads().await?;
@@ -193,11 +211,14 @@ async fn play(
     // All in the database: where payloads are makes no difference to what is read.
     let once = Fleet { urls: clean.urls.clone(), payloads: None, ..fleet };
     let clean_run = async {
-        let ended = once.start("all", 9, &["--exit-after-head"])?.ended(CATCH_UP).await?;
+        // `--exit-after-head` doesn't wait for those who ask the node.
+        let process = once.start("all", 9, &[])?;
+        clean.settle(&node.rpc, CATCH_UP).await.with_context(|| process.log_tail())?;
+        let (ended, _) = process.terminate(Duration::from_secs(25)).await?;
         ensure!(ended.success(), "it ended with {ended}");
         Ok(())
     };
-    if !report.case("a clean run of the same chain ends at its head", clean_run).await {
+    if !report.case("a clean run of the same chain comes to its head", clean_run).await {
         return Ok(());
     }
     let ((raw, app), (clean_raw, clean_app)) = (killed.dumps().await?, clean.dumps().await?);
@@ -220,6 +241,12 @@ async fn play(
             .await;
         figure(&format!("kill_test_{what}_lines"), ours.lines.len(), "lines");
     }
+    let said = async {
+        let rows = answers::compare(&killed.urls[1], &clean.urls[1]).await?;
+        figure("kill_test_answers", rows, "rows");
+        Ok(())
+    };
+    report.case("what the node said of contracts is what it says to a clean run", said).await;
     let errors = async {
         let (ours, theirs) = (logged_errors(&killed.urls[0]).await?, logged_errors(&clean.urls[0]).await?);
         ensure!(ours == theirs, "the error logs differ:\n  killed: {ours:?}\n  clean:  {theirs:?}");
@@ -260,13 +287,20 @@ async fn kill(
         processes.push(fleet.start("work", number, &[])?);
     }
     let mut rng = SmallRng::seed_from_u64(options.seed);
-    let mut forks = 0;
+    let (mut forks, mut asked_again) = (0, 0);
     let begun = Instant::now();
     let reached;
     {
         let chain = live(node, traffic, options.seed, &mut forks);
         tokio::pin!(chain);
-        for _ in 0..options.kills {
+        for number in 0..options.kills {
+            if number % ASK_AGAIN_EVERY == ASK_AGAIN_EVERY / 2 {
+                let worker = ASKERS[number / ASK_AGAIN_EVERY % ASKERS.len()];
+                tokio::select! {
+                    ended = &mut chain => { ended?; bail!("the chain stopped living") }
+                    again = fleet.ask_again(worker) => asked_again += usize::from(again?),
+                }
+            }
             let pause = Duration::from_millis(rng.random_range(60..800));
             let victim = rng.random_range(0..processes.len());
             tokio::select! {
@@ -287,6 +321,12 @@ async fn kill(
         }
     }
     figure("kill_test_forks", forks, "forks");
+    figure("kill_test_asked_again", asked_again, "times");
+    figure("kill_test_taken_back", taken_back(&fleet.folder)?, "answers");
+    ensure!(
+        asked_again > 0 || options.kills < 3 * ASK_AGAIN_EVERY,
+        "no worker had anything to ask again about while processes were killed"
+    );
     for process in &mut processes {
         process.check_alive()?;
     }
@@ -305,6 +345,19 @@ async fn kill(
         "while they were killed {derived_height} of {raw_height} heights were derived, under {fence} fences: too few to show anything"
     );
     Ok(())
+}
+
+/// How often the node said that a contract isn't there, and then what it is.
+fn taken_back(logs: &Path) -> Result<usize> {
+    const WORDS: &str = "the node said that this isn't there, and now says what it is";
+    let mut times = 0;
+    for entry in std::fs::read_dir(logs)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            times += String::from_utf8_lossy(&std::fs::read(&path)?).matches(WORDS).count();
+        }
+    }
+    Ok(times)
 }
 
 /// What was reached while they died: had nobody done anything before the last kill, nothing would have been tried.

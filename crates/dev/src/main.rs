@@ -2,6 +2,7 @@
 //! real node, and tests with real nodes and real client libraries. Every command that runs cases ends with a line
 //! `N passed, M failed` and fails when a case failed; figures are lines `figure NAME VALUE UNIT`.
 
+mod answers;
 mod anvil;
 mod anvil_test;
 mod app_server;

@@ -245,6 +245,17 @@ impl Traffic {
         self.rpc.result("evm_mine", json!([])).await.map(drop)
     }
 
+    /// Fails where a contract has no code at the node's head any more: a node that lost it goes on as if nothing were.
+    pub async fn demand_contracts(&self) -> Result<()> {
+        for contract in [&self.coin, &self.deed, &self.pouch, &self.beacon] {
+            let code = text(&self.rpc.result("eth_getCode", json!([contract.address, "latest"])).await?)?;
+            if code == "0x" {
+                bail!("the node has lost the code of {}", contract.address);
+            }
+        }
+        Ok(())
+    }
+
     async fn signer_nonce(&self) -> Result<u64> {
         let parameters = json!([self.signer.address, "pending"]);
         quantity(&self.rpc.result("eth_getTransactionCount", parameters).await?)

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 
 use alloy_primitives::{Address, U256, keccak256};
@@ -31,6 +32,8 @@ struct Node {
     answers: BTreeMap<Vec<u8>, Vec<u8>>,
     code: Vec<u8>,
     is_away: bool,
+    /// So many of the next calls are answered from a state in which there is nothing.
+    emptied: AtomicUsize,
 }
 
 #[async_trait]
@@ -39,6 +42,9 @@ impl ContractNode for Node {
         assert_eq!((to, at), (TOKEN, AT));
         if self.is_away {
             return Err(AskError::transient("away"));
+        }
+        if self.emptied.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Ok(CallAnswer::Returned(Bytes::new()));
         }
         let answer = self.answers.iter().find(|(start, _)| input.starts_with(start));
         Ok(answer.map_or(CallAnswer::Reverted, |(_, answer)| CallAnswer::Returned(answer.clone().into())))
@@ -143,11 +149,8 @@ fn hostile_answers_are_as_good_as_none() {
         (string(&[0; 100]), "partial"),
     ];
     for (answer, status) in hostile {
-        let node = node(&[
-            (calls::NAME, answer.clone()),
-            (calls::SYMBOL, answer.clone()),
-            (calls::DECIMALS, answer.clone()),
-        ]);
+        let answers = [calls::NAME, calls::SYMBOL, calls::DECIMALS].map(|call| (call, answer.clone()));
+        let node = Node { code: vec![0x60], ..node(&answers) };
         let enricher = enricher(names::TOKEN_METADATA_WORKER, node);
         let rows = ask(&*enricher, &subject("ft"));
         let token = &rows["tokens"][0];
@@ -155,6 +158,58 @@ fn hostile_answers_are_as_good_as_none() {
         assert_eq!(get("tokens", token, "status"), &Value::text(status), "{} bytes", answer.len());
         assert!(!rows.contains_key("search_index"));
     }
+}
+
+/// What an enricher says isn't there.
+fn absent(enricher: &dyn Enricher, key: &Key) -> BTreeMap<&'static str, Vec<Row>> {
+    let Asked::Absent(rows) = now(enricher.ask(key, AT)).unwrap() else { panic!("it is there") };
+    checked(enricher, rows)
+}
+
+#[test]
+fn e03_who_returns_nothing_is_silent_where_there_is_code_and_else_not_there() {
+    let item = Key(vec![Value::bytes(TOKEN.as_slice()), Value::text(""), Value::Amount(U256::from(10))]);
+    for (worker, key, tables) in [
+        (names::TOKEN_METADATA_WORKER, subject("ft"), vec!["token_contracts", "tokens"]),
+        (names::TOKEN_METADATA_WORKER, subject("nft"), vec!["nft_collections", "token_contracts"]),
+        (names::NFT_METADATA_WORKER, item, vec!["nft_metadata"]),
+    ] {
+        let nothing = |code: &[u8]| Node {
+            emptied: AtomicUsize::new(usize::MAX),
+            code: code.to_vec(),
+            ..Node::default()
+        };
+        for (rows, status) in [
+            (ask(&*enricher(worker, nothing(&[0x60])), &key), "silent"),
+            (absent(&*enricher(worker, nothing(&[])), &key), "no-code"),
+        ] {
+            assert_eq!(rows.keys().copied().collect::<Vec<_>>(), tables);
+            for (table, rows) in rows {
+                assert_eq!(get(table, &rows[0], "status"), &Value::text(status), "{table}");
+            }
+        }
+        // Who refuses a call is there.
+        let rows = ask(&*enricher(worker, Node::default()), &key);
+        assert!(rows.iter().all(|(table, rows)| get(table, &rows[0], "status") == &Value::text("silent")));
+    }
+    let key = Key(vec![Value::bytes(TOKEN.as_slice()), Value::text("")]);
+    let rows = absent(&*enricher(names::CONTRACT_CODE_WORKER, Node::default()), &key);
+    assert_eq!(
+        get("contract_code_hashes", &rows["contract_code_hashes"][0], "status"),
+        &Value::text("empty")
+    );
+}
+
+#[test]
+fn e03_a_call_that_another_state_answered_is_made_again() {
+    let answers = [(calls::NAME, string(b"Cats")), (calls::TOKEN_URI, string(b"ipfs://cat"))];
+    let node = |emptied| Node { code: vec![0x60], emptied: AtomicUsize::new(emptied), ..node(&answers) };
+    let rows = ask(&*enricher(names::TOKEN_METADATA_WORKER, node(1)), &subject("ft"));
+    assert_eq!(get("tokens", &rows["tokens"][0], "name"), &Value::text("Cats"));
+    assert_eq!(get("tokens", &rows["tokens"][0], "status"), &Value::text("partial"));
+    let item = Key(vec![Value::bytes(TOKEN.as_slice()), Value::text(""), Value::Amount(U256::from(10))]);
+    let rows = ask(&*enricher(names::NFT_METADATA_WORKER, node(1)), &item);
+    assert_eq!(get("nft_metadata", &rows["nft_metadata"][0], "status"), &Value::text("ok"));
 }
 
 #[test]
@@ -210,7 +265,7 @@ fn code_is_kept_by_its_hash() {
         [(vec![0x60, 1], "ok"), (vec![], "empty"), (vec![0; MAX_CODE_BYTES + 1], "too-large")]
     {
         let enricher = enricher(names::CONTRACT_CODE_WORKER, Node { code: code.clone(), ..Node::default() });
-        let rows = ask(&*enricher, &key);
+        let rows = if code.is_empty() { absent(&*enricher, &key) } else { ask(&*enricher, &key) };
         let row = &rows["contract_code_hashes"][0];
         assert_eq!(get("contract_code_hashes", row, "status"), &Value::text(status));
         assert_eq!(get("contract_code_hashes", row, "code_length_bytes"), &Value::Int(code.len() as i64));

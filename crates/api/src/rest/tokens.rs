@@ -36,13 +36,15 @@ pub(crate) struct TokenName {
 
 /// How a contract answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum NameStatus {
     Ok,
     /// Something was answered, and something not.
     Partial,
     /// The contract answers none of it.
     Silent,
+    /// At `asked_at_height` there is no code any more: it was destroyed.
+    NoCode,
     /// No node could be asked.
     Failed,
 }
@@ -53,6 +55,7 @@ impl NameStatus {
             "ok" => NameStatus::Ok,
             "partial" => NameStatus::Partial,
             "silent" => NameStatus::Silent,
+            "no-code" => NameStatus::NoCode,
             "failed" => NameStatus::Failed,
             word => return Err(Problem::internal(format!("the status of a name is {word:?}"))),
         })

@@ -10,6 +10,7 @@ mod flow;
 mod flow_evm;
 mod flow_gaps;
 mod forks;
+mod gone;
 mod hostile;
 mod incomplete;
 mod middle;

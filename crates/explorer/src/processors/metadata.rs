@@ -61,13 +61,23 @@ pub(super) fn wanted(table: usize, row: &Row, wanted: &mut Vec<Key>) {
 
 /// The rows that say that nobody could be asked.
 pub(super) fn given_up(key: &Key, at: BlockRef, message: &str) -> Vec<(&'static str, Row)> {
-    let Some(subject) = Subject::of(key) else { return Vec::new() };
+    let subject = Subject::of(key);
+    subject.map(|subject| nothing_of(&subject, "failed", Some(message), at)).unwrap_or_default()
+}
+
+/// The rows that say that nothing is known of it, and why.
+pub(super) fn nothing_of(
+    subject: &Subject,
+    status: &'static str,
+    message: Option<&str>,
+    at: BlockRef,
+) -> Vec<(&'static str, Row)> {
     let found = if subject.is_nft {
-        collection(&subject, &Named::default(), None, "failed", at)
+        collection(subject, &Named::default(), None, status, at)
     } else {
-        token(&subject, &Named::default(), None, None, "failed", at)
+        token(subject, &Named::default(), None, None, status, at)
     };
-    vec![asked(&subject, "failed", Some(message), at), found]
+    vec![asked(subject, status, message, at), found]
 }
 
 /// Cleaned names; an empty one is none.

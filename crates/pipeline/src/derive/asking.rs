@@ -7,6 +7,8 @@
 //! before the pause is over that the node asks for, or a growing one.
 //!
 //! **What was answered is kept** where another question of the group has to wait, and taken when the same lease tries the chunk again.
+//!
+//! **That a thing isn't there** is believed only when the node keeps to it ([`super::absent`]).
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -16,6 +18,7 @@ use cairn_core::{BlockId, BlockRef, Height};
 use cairn_store::derived::{Key, Row};
 use futures::{FutureExt, StreamExt};
 
+use super::absent;
 use super::context::Context;
 use super::error::DeriveError;
 use super::guard::text_of;
@@ -40,17 +43,32 @@ pub(super) struct Question {
     pub is_settled: bool,
 }
 
+/// What an answer is worth beside one that is known from before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Worth {
+    /// The node said it: it takes the other's place.
+    Said,
+    /// The node said that there is no such thing, which doesn't make untrue what was known of it before.
+    Absent,
+    /// Nothing could be learnt.
+    GivenUp,
+}
+
 /// What is to be stored.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
     pub rows: Vec<(&'static str, Row)>,
-    /// It says that nothing could be learnt.
-    pub is_given_up: bool,
+    pub worth: Worth,
 }
 
 impl Answer {
     fn given_up(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef, message: &str) -> Answer {
-        Answer { rows: enricher.given_up(key, at, message), is_given_up: true }
+        Answer { rows: enricher.given_up(key, at, message), worth: Worth::GivenUp }
+    }
+
+    /// Whether the node said something of the thing itself.
+    pub fn is_said(&self) -> bool {
+        self.worth == Worth::Said
     }
 
     /// The memory that it takes, in bytes, about.
@@ -177,23 +195,17 @@ async fn ask_part(
 ) -> Result<(Vec<(Question, Answer)>, Option<Waits>), DeriveError> {
     let service = enricher.service().name;
     let asks = questions.iter().cloned().map(|question| async move {
-        // Another one of them was told to wait.
-        if context.unanswered.is_paused(service) {
-            return (question, None);
-        }
-        let answer = ask(enricher, &question.key, question.at).await;
-        if let Err(Trouble { busy: Some(retry_after_ms), .. }) = &answer {
-            context.unanswered.busy(service, *retry_after_ms);
-        }
-        (question, Some(answer))
+        let answer = ask_now(context, enricher, &question).await;
+        (question, answer)
     });
-    let asked: Vec<_> =
+    let mut asked: Vec<_> =
         futures::stream::iter(asks).buffered(context.options.asks_in_flight.max(1)).collect().await;
+    absent::look_again(context, enricher, &mut asked).await?;
     let mut answers_at: BTreeMap<BlockId, bool> = BTreeMap::new();
     for (question, answer) in &asked {
-        if let Some(Ok(_)) = answer {
+        if let Some(Ok(answer)) = answer {
             answers_at.insert(question.at.id, true);
-            context.unanswered.answered(service, &question.key);
+            context.unanswered.answered(service, &question.key, answer.is_said());
         }
     }
     if !asked.iter().any(|(_, answer)| matches!(answer, None | Some(Err(Trouble { busy: Some(_), .. })))) {
@@ -246,11 +258,30 @@ async fn ask_part(
     Ok((answers, waits))
 }
 
+/// Asks about one thing, unless the node wants to be left alone.
+pub(super) async fn ask_now(
+    context: &Context,
+    enricher: &Arc<dyn Enricher>,
+    question: &Question,
+) -> Option<Result<Answer, Trouble>> {
+    let service = enricher.service().name;
+    // Another one was told to wait.
+    if context.unanswered.is_paused(service) {
+        return None;
+    }
+    let answer = ask(enricher, &question.key, question.at).await;
+    if let Err(Trouble { busy: Some(retry_after_ms), .. }) = &answer {
+        context.unanswered.busy(service, *retry_after_ms);
+    }
+    Some(answer)
+}
+
 /// Asks about one thing.
 pub(super) async fn ask(enricher: &Arc<dyn Enricher>, key: &Key, at: BlockRef) -> Result<Answer, Trouble> {
     match AssertUnwindSafe(enricher.ask(key, at)).catch_unwind().await {
-        Ok(Ok(Asked::Rows(rows))) => Ok(Answer { rows, is_given_up: false }),
-        Ok(Ok(Asked::Nothing)) => Ok(Answer { rows: enricher.given_up(key, at, ""), is_given_up: false }),
+        Ok(Ok(Asked::Rows(rows))) => Ok(Answer { rows, worth: Worth::Said }),
+        Ok(Ok(Asked::Nothing)) => Ok(Answer { rows: enricher.given_up(key, at, ""), worth: Worth::Said }),
+        Ok(Ok(Asked::Absent(rows))) => Ok(Answer { rows, worth: Worth::Absent }),
         Ok(Err(AskError { failure, message })) => match failure {
             AskFailure::Transient => Err(Trouble { message, busy: None }),
             AskFailure::Busy { retry_after_ms } => Err(Trouble { message, busy: Some(retry_after_ms) }),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cairn_core::{BlockRef, Height, HeightRange, Parts};
 use cairn_store::derived::{ChunkCommit, Key, LeaseKind, Row, TableRows, WorkerLease};
 
-use super::asking::{Answers, Question, ask_all};
+use super::asking::{Answer, Answers, Question, Worth, ask_all};
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
 use super::fold::demand_own_checkpoint;
@@ -112,19 +112,21 @@ pub(super) async fn prepare(
         chunk.cut(open_from);
     }
     if asks_again {
-        let answered = answers.iter().filter(|(_, answer)| !answer.is_given_up).map(|(key, _)| key.clone());
+        let is_done = |answer: &Answer| answer.worth != Worth::GivenUp;
+        let answered = answers.iter().filter(|(_, answer)| is_done(answer)).map(|(key, _)| key.clone());
         context.unanswered.asked_again(service, lease.id, answered, start);
     }
     // Several answers may make one row: all go, since the store keeps those that a reorg may bring back.
     let mut rows: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
-    // Of a thing that was given up, rows of tables that other things have a part in too.
+    // Of a thing of which nothing was said, rows of tables that other things have a part in too.
     let mut shared: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();
     for (key, answer) in answers {
-        if answer.is_given_up && known.contains_key(&key) {
+        let is_said = answer.is_said();
+        if !is_said && known.contains_key(&key) {
             continue;
         }
         for (table, row) in answer.rows {
-            let is_shared = answer.is_given_up && table != known_in.name();
+            let is_shared = !is_said && table != known_in.name();
             let rows = if is_shared { &mut shared } else { &mut rows };
             rows.entry(table).or_default().push(row);
         }

@@ -9,6 +9,7 @@
 //! * **Back-pressure.** Workers read from the raw store at their own pace, a bounded chunk at a time; ingestion never waits for them.
 //! * **Shutdown.** The running chunk is committed or dropped, and leases are given back.
 
+mod absent;
 mod apply;
 mod asking;
 mod clearing;

@@ -262,6 +262,9 @@ pub enum Asked {
     Rows(Vec<(&'static str, Row)>),
     /// There is nothing to know: don't ask again.
     Nothing,
+    /// The node says that there is no such thing, though rows at or below that block name it. A node that lacks the state of a block may say so, so it is asked about
+    /// again before these rows, which say it, are stored.
+    Absent(Vec<(&'static str, Row)>),
 }
 
 /// Why a node could not be asked.

@@ -41,7 +41,7 @@ struct Kept {
     tries: BTreeMap<(&'static str, Key), u32>,
     /// How often it limited the rate over a thing since it answered about that.
     refusals: BTreeMap<(&'static str, Key), u32>,
-    /// What each service got an answer about last.
+    /// What each service was told something of last.
     answered: BTreeMap<&'static str, Key>,
     /// Since when a service's node limits the rate.
     busy: BTreeMap<&'static str, Busy>,
@@ -70,13 +70,15 @@ impl Unanswered {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The node answered about it.
-    pub fn answered(&self, service: &'static str, key: &Key) {
+    /// The node answered about it, and maybe said something of it.
+    pub fn answered(&self, service: &'static str, key: &Key, is_said: bool) {
         let mut kept = self.kept();
         let of_key = (service, key.clone());
         kept.tries.remove(&of_key);
         kept.refusals.remove(&of_key);
-        kept.answered.insert(service, key.clone());
+        if is_said {
+            kept.answered.insert(service, key.clone());
+        }
     }
 
     /// The node failed over it while it answered others; says how often that happened.
@@ -191,11 +193,21 @@ impl Unanswered {
     }
 }
 
-/// Whether the node answers about something at this block: what it answered last, or what is known from before.
+/// Whether the node answers about something at this block: of what it said something last, or what is known from before.
 pub(super) async fn node_answers(
     context: &Context,
     enricher: &Arc<dyn Enricher>,
     at: BlockRef,
+) -> Result<bool, DeriveError> {
+    node_answers_so(context, enricher, at, |_| true).await
+}
+
+/// Whether it answers so about one of those things.
+pub(super) async fn node_answers_so(
+    context: &Context,
+    enricher: &Arc<dyn Enricher>,
+    at: BlockRef,
+    is_so: fn(&Answer) -> bool,
 ) -> Result<bool, DeriveError> {
     let last = context.unanswered.kept().answered.get(enricher.service().name).cloned();
     let mut known: Vec<Key> = last.into_iter().collect();
@@ -206,7 +218,7 @@ pub(super) async fn node_answers(
         known.extend(page.rows.iter().map(|row| table.key_of(row)));
     }
     for key in known {
-        if ask(enricher, &key, at).await.is_ok() {
+        if ask(enricher, &key, at).await.is_ok_and(|answer| is_so(&answer)) {
             return Ok(true);
         }
     }
@@ -218,6 +230,7 @@ mod tests {
     use cairn_core::BlockId;
     use cairn_store::derived::Value;
 
+    use super::super::asking::Worth;
     use super::*;
 
     #[test]
@@ -228,7 +241,7 @@ mod tests {
             at: BlockRef { height: Height(9), id: BlockId([0; 32]) },
             is_settled: true,
         };
-        let answer = Answer { rows: Vec::new(), is_given_up: false };
+        let answer = Answer { rows: Vec::new(), worth: Worth::Said };
         let unanswered = Unanswered::default();
         unanswered.keep("asker", 1, question.clone(), answer);
         assert!(unanswered.take("asker", 2, &question).is_none());

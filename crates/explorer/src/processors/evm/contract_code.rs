@@ -74,7 +74,7 @@ impl Enricher for ContractCodeWorker {
         let Some(address) = subject(key) else { return Ok(Asked::Nothing) };
         let code = self.node.code(address, at).await?;
         if code.is_empty() {
-            return Ok(Asked::Rows(vec![row(key, None, Some(0), "empty", None, at)]));
+            return Ok(Asked::Absent(vec![row(key, None, Some(0), "empty", None, at)]));
         }
         let hash = Value::bytes(keccak256(&code).as_slice());
         let length = Some(code.len() as u64);

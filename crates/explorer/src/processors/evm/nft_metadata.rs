@@ -8,7 +8,7 @@ use cairn_core::BlockRef;
 use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, ServiceInfo};
 use cairn_store::derived::{Key, Row, TableDef, Value};
 
-use super::node::{CallAnswer, ContractNode};
+use super::node::{CallAnswer, ContractNode, NO_CODE, call_code};
 use crate::decode::evm::calls;
 use crate::decode::{TextLimit, clean};
 use crate::names::{NFT_METADATA_WORKER, TOKEN_WORKER};
@@ -21,7 +21,7 @@ use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_METADATA_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&NFT_METADATA],
 };
@@ -68,15 +68,18 @@ impl Enricher for NftMetadataWorker {
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some((contract, id)) = subject(key) else { return Ok(Asked::Nothing) };
         // ERC-721 first; an ERC-1155 contract has the other function, whose answer is a template.
-        let uri = match self.uri(contract, calls::TOKEN_URI, id, at).await? {
-            Some(uri) => Some(uri),
-            None => self
-                .uri(contract, calls::URI, id, at)
-                .await?
-                .map(|template| clean(&calls::uri_of_id(&template, id), TextLimit::URI).text),
-        };
-        let status = if uri.is_some() { "ok" } else { "silent" };
-        Ok(Asked::Rows(vec![row(key, uri, status, None, at)]))
+        for function in [calls::TOKEN_URI, calls::URI] {
+            let input = calls::with_id(function, id);
+            let Some(answer) = call_code(&*self.node, contract, input, at).await? else {
+                return Ok(Asked::Absent(vec![row(key, None, NO_CODE, None, at)]));
+            };
+            let Some(mut uri) = text_of(&answer) else { continue };
+            if function == calls::URI {
+                uri = clean(&calls::uri_of_id(&uri, id), TextLimit::URI).text;
+            }
+            return Ok(Asked::Rows(vec![row(key, Some(uri), "ok", None, at)]));
+        }
+        Ok(Asked::Rows(vec![row(key, None, "silent", None, at)]))
     }
 
     fn given_up(&self, key: &Key, at: BlockRef, message: &str) -> Vec<(&'static str, Row)> {
@@ -87,21 +90,14 @@ impl Enricher for NftMetadataWorker {
     }
 }
 
-impl NftMetadataWorker {
-    async fn uri(
-        &self,
-        contract: Address,
-        function: [u8; 4],
-        id: U256,
-        at: BlockRef,
-    ) -> Result<Option<String>, AskError> {
-        match self.node.call(contract, calls::with_id(function, id), at).await? {
-            CallAnswer::Returned(answer) if answer.len() <= calls::MAX_RETURN_BYTES => {
-                let text = calls::text(&answer, TextLimit::URI).ok().flatten().map(|text| text.text);
-                Ok(text.filter(|text| !text.is_empty()))
-            }
-            CallAnswer::Returned(_) | CallAnswer::Reverted => Ok(None),
+/// The text that a call returned, cleaned; an empty one is none.
+fn text_of(answer: &CallAnswer) -> Option<String> {
+    match answer {
+        CallAnswer::Returned(answer) if answer.len() <= calls::MAX_RETURN_BYTES => {
+            let text = calls::text(answer, TextLimit::URI).ok().flatten()?.text;
+            Some(text).filter(|text| !text.is_empty())
         }
+        CallAnswer::Returned(_) | CallAnswer::Reverted => None,
     }
 }
 

@@ -1,21 +1,25 @@
 //! `token_metadata_worker`: names, symbols, decimals and supply of the contracts whose tokens moved, and the terms to find them by.
 //!
-//! A contract is asked once. What it answers is a stranger's: broken answers are as good as none, and texts are cleaned.
+//! A contract is asked once. What it answers is a stranger's: broken answers are as good as none, and texts are cleaned. One without code at that block, though its tokens
+//! moved, is asked about again before that counts.
 
 use std::sync::Arc;
 
 use alloy_primitives::Address;
 use async_trait::async_trait;
+use bytes::Bytes;
 use cairn_core::BlockRef;
 use cairn_pipeline::derive::processor::{AskError, Asked, Enricher, Processor, ServiceInfo};
 use cairn_store::derived::{Key, Row, TableDef};
 
-use super::node::{CallAnswer, ContractNode};
+use super::node::{CallAnswer, ContractNode, NO_CODE, call_code};
 use crate::decode::TextLimit;
 use crate::decode::evm::calls;
 use crate::names::{TOKEN_METADATA_WORKER, TOKEN_WORKER};
 use crate::processors::Settings;
-use crate::processors::metadata::{self, Named, Subject, asked, collection, status, terms, token};
+use crate::processors::metadata::{
+    self, Named, Subject, asked, collection, nothing_of, status, terms, token,
+};
 use crate::tables::metadata::{NFT_COLLECTIONS, SEARCH_INDEX, TOKEN_CONTRACTS, TOKENS};
 use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 
@@ -24,7 +28,7 @@ pub use crate::processors::metadata::{search_term, search_terms};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_METADATA_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TOKEN_CONTRACTS, &TOKENS, &NFT_COLLECTIONS, &SEARCH_INDEX],
 };
@@ -82,6 +86,10 @@ impl TokenMetadataWorker {
             self.call(contract, calls::plain(calls::DECIMALS), at),
             self.call(contract, calls::plain(calls::TOTAL_SUPPLY), at),
         )?;
+        let (Some(name), Some(symbol), Some(decimals), Some(supply)) = (name, symbol, decimals, supply)
+        else {
+            return Ok(Asked::Absent(nothing_of(subject, NO_CODE, None, at)));
+        };
         let named = named(&name, &symbol);
         let decimals = calls::decimals(&decimals).ok().flatten();
         let supply = calls::uint(&supply).ok().flatten();
@@ -105,6 +113,9 @@ impl TokenMetadataWorker {
             self.call(contract, calls::supports_interface(calls::INTERFACE_ERC721), at),
             self.call(contract, calls::supports_interface(calls::INTERFACE_ERC1155), at),
         )?;
+        let (Some(name), Some(symbol), Some(erc721), Some(erc1155)) = (name, symbol, erc721, erc1155) else {
+            return Ok(Asked::Absent(nothing_of(subject, NO_CODE, None, at)));
+        };
         let named = named(&name, &symbol);
         let supports = |answer: &[u8]| matches!(calls::boolean(answer), Ok(Some(true)));
         let standard = match (supports(&erc721), supports(&erc1155)) {
@@ -126,12 +137,12 @@ impl TokenMetadataWorker {
         Ok(Asked::Rows(rows))
     }
 
-    /// What a call returns; nothing where the contract refused, or answered more than anybody should.
-    async fn call(&self, to: Address, input: Vec<u8>, at: BlockRef) -> Result<bytes::Bytes, AskError> {
-        Ok(match self.node.call(to, input, at).await? {
+    /// What a call returns: no bytes where the contract refused, or answered more than anybody should; nothing where it has no code.
+    async fn call(&self, to: Address, input: Vec<u8>, at: BlockRef) -> Result<Option<Bytes>, AskError> {
+        Ok(call_code(&*self.node, to, input, at).await?.map(|answer| match answer {
             CallAnswer::Returned(answer) if answer.len() <= calls::MAX_RETURN_BYTES => answer,
-            CallAnswer::Returned(_) | CallAnswer::Reverted => bytes::Bytes::new(),
-        })
+            CallAnswer::Returned(_) | CallAnswer::Reverted => Bytes::new(),
+        }))
     }
 }
 
