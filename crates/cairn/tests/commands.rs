@@ -84,10 +84,17 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
             .badly();
     assert!(words.contains("derive.range_heights_of.token_worker"), "{words}");
     for (name, value, wanted) in [
-        ("CAIRN_APP__PARTITIONS", "{ft_transfers=0}", "app.partitions.ft_transfers must be at least 1"),
+        ("CAIRN_APP__PARTITIONS", "{ft_transfers=0}", "app.partitions.ft_transfers must be at least 100"),
         ("CAIRN_APP__DENORMALIZE_EVENTS", "true", "app.denormalize_events does nothing"),
         ("CAIRN_RAW__PARTITIONS", "{block=7}", "no table `block`; there are blocks, transactions"),
-        ("CAIRN_RAW__PARTITIONS", "{blocks=0}", "raw.partitions.blocks must be at least 1"),
+        ("CAIRN_RAW__PARTITIONS", "{blocks=0}", "raw.partitions.blocks must be at least 100"),
+        ("CAIRN_RAW__PARTITION_HEIGHTS", "64", "raw.partition_heights must be at least 100"),
+        (
+            "CAIRN_SERVE__LIMITS__MAX_HEAVY_REQUESTS",
+            "0",
+            "serve.limits.max_heavy_requests must be at least 1",
+        ),
+        ("CAIRN_SERVE__LIMITS__BATCH_TIMEOUT_MS", "0", "serve.limits.batch_timeout_ms must be at least 1"),
     ] {
         let words = end_of(cairn(dir.path()).env(name, value).arg("config")).badly();
         assert!(words.contains(wanted), "{name}={value}: {words}");
@@ -100,7 +107,7 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
         ("CAIRN_DERIVE__DISABLED", "[\"token_worker\"]", "needs token_worker, which is not enabled"),
         ("CAIRN_DERIVE__RANGE_HEIGHTS_OF", "{tokn_worker=5}", "derive.range_heights_of: there is no worker"),
         ("CAIRN_DERIVE__WRAPPED_TOKENS", "[\"0x12\"]", "derive.wrapped_tokens: `0x12` is no address"),
-        ("CAIRN_APP__PARTITIONS", "{ft_transfer=5}", "app.partitions"),
+        ("CAIRN_APP__PARTITIONS", "{ft_transfer=500}", "app.partitions"),
         ("CAIRN_APP__STATEMENT_TIMEOUT_MS", "0", "app.statement_timeout_ms must be at least 1"),
         ("CAIRN_SERVE__REST__MAX_PAGE_ROWS", "10000", "serve.rest.max_page_rows is 10000; it may be 200"),
         ("CAIRN_SERVE__REST__DEFAULT_PAGE_ROWS", "0", "serve.rest.default_page_rows must be at least 1"),
@@ -115,7 +122,7 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
         assert!(!dir.path().join("made").exists(), "{name}={value}");
     }
     // Flow's names are right where nothing says that it is an EVM chain.
-    let tables = [("CAIRN_APP__PARTITIONS", "{evm_executions=5}")];
+    let tables = [("CAIRN_APP__PARTITIONS", "{evm_executions=500}")];
     end_of(cairn(dir.path()).envs(tables).arg("config")).well();
     let words =
         end_of(cairn(dir.path()).envs(tables).args(["config", "--rpc", "http://127.0.0.1:9"])).badly();

@@ -713,7 +713,9 @@ fn tables_are_made_anew_in_place_and_exported_before_they_are_dropped() {
     fill(dir.path(), Some(&server), &node);
     let run = |args: &[&str]| {
         let mut command = at(dir.path(), Some(&server));
-        command.env("CAIRN_RAW__PARTITION_HEIGHTS", "1000").env("CAIRN_RAW__PARTITIONS", "{transactions=10}");
+        command
+            .env("CAIRN_RAW__PARTITION_HEIGHTS", "1000")
+            .env("CAIRN_RAW__PARTITIONS", "{transactions=100}");
         end_of(command.args(args).args(["--data", "archive"]))
     };
     let said = run(&["migrate", "--in-place", "raw.transactions", "--batch-rows", "20"]).well();
