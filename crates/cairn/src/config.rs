@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod example;
+mod flag;
 mod partitions;
 mod shown;
 
@@ -34,6 +35,8 @@ const FOREIGN_ENV: &[&str] = &[
     // Of `./dev`.
     "answer_blocks",
     "anvil_port",
+    "flow_emulator_admin_port",
+    "flow_emulator_port",
     "geth_port",
     "kill_seed",
     "kills",
@@ -113,7 +116,7 @@ pub struct DatabaseConfig {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub partitions: BTreeMap<String, u64>,
     /// For debugging: keep a cut list of each transaction's events too. Refused for the app database.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "flag::read")]
     pub denormalize_events: bool,
 }
 

@@ -62,6 +62,12 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     // What the project's own scripts and tests read is no setting, and no typo either.
     let scripts = [("CAIRN_TEST_PG_URL", "postgres://x"), ("CAIRN_KILLS", "7"), ("CAIRN_CACHE", "/x")];
     end_of(cairn(dir.path()).envs(scripts).arg("config")).well();
+    for (value, is_on) in [("1", true), ("true", true), ("0", false), ("false", false)] {
+        let shown = end_of(cairn(dir.path()).env("DENORMALIZE_EVENTS", value).arg("config")).well();
+        assert_eq!(shown.contains("denormalize_events = true"), is_on, "{value}: {shown}");
+    }
+    let words = end_of(cairn(dir.path()).env("DENORMALIZE_EVENTS", "2").arg("config")).badly();
+    assert!(words.contains("raw.denormalize_events"), "{words}");
     let words = end_of(cairn(dir.path()).env("CAIRN_KILL", "7").arg("config")).badly();
     assert!(words.contains("kill"), "{words}");
     let words = end_of(cairn(dir.path()).args(["--config", "absent.toml", "config"])).badly();
@@ -134,6 +140,31 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     // A request may take longer than a lease: it is renewed meanwhile.
     let args = ["config", "--flow-access", "127.0.0.1:9"];
     end_of(cairn(dir.path()).env("CAIRN_CHAIN__FLOW__REQUEST_TIMEOUT_MS", "400000").args(args)).well();
+}
+
+/// `./dev` and its parts set these for a cairn that they start too.
+#[test]
+fn what_the_projects_scripts_read_is_no_unknown_setting() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = vec![root.join("dev")];
+    let mut folders = vec![root.join("dev.d")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("reads") {
+            let path = entry.expect("reads").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    let mut names = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(&file).expect("reads");
+        let words = text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
+        names.extend(words.filter(|word| word.starts_with("CAIRN_") && word.len() > 6).map(str::to_owned));
+    }
+    // Set for a Python program alone.
+    names.retain(|name| name != "CAIRN_REST_URL");
+    assert!(names.len() > 10, "{names:?}");
+    let dir = tempfile::tempdir().expect("dir");
+    end_of(cairn(dir.path()).envs(names.iter().map(|name| (name, "1"))).arg("config")).well();
 }
 
 #[test]
