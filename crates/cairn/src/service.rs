@@ -194,7 +194,8 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         app: work.as_ref().map(|work| work.late.clone()),
     };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
-    let showing = tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status)));
+    let showing =
+        tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status), stop.clone()));
     let ingesting = tokio::spawn({
         let stop = stop.clone();
         async move { ingester.run(stop).await }
@@ -492,7 +493,8 @@ impl Servers {
             max_idle_ms: Some(config.health.max_age_s.saturating_mul(1_000)),
             max_tip_age_ms: None,
         };
-        let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
+        let health =
+            Arc::new(HealthState::new(limits, Arc::new(SystemClock)).up_to(config.ingest.to.map(Height)));
         let readiness: Arc<dyn Readiness> = health.clone();
         let Parts { reader, watched, app, status, derived, wake, new_head, answers } = parts;
         let mut ops_config =
@@ -627,7 +629,7 @@ async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<Ingest
 }
 
 fn sync_state(status: &IngestStatus) -> Option<SyncState> {
-    let (highest, current) = (status.source_head?, status.tip?.height);
+    let (highest, current) = (status.target?, status.tip?.height);
     (highest > current).then(|| SyncState { starting: status.first.unwrap_or(current), current, highest })
 }
 

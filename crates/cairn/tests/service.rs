@@ -101,6 +101,29 @@ fn x02_killed_at_any_moment_the_archive_is_whole_and_goes_on() {
 }
 
 #[test]
+fn an_archive_up_to_a_height_below_the_head_is_ready_when_it_is_there() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 200);
+    let mut command = run(dir.path(), &node);
+    command.env("CAIRN_HEALTH__MAX_AGE_S", "1").args(["--to", "30"]);
+    let mut service = Service::start(&mut command);
+    service.until("height 30", |service| service.height() == Some(30));
+    service.until("it is ready", |service| service.ready().0 == 200);
+    // 170 blocks below the node's head, and longer without a new one than it may be while it follows.
+    std::thread::sleep(Duration::from_millis(1_500));
+    let (status, report) = service.ready();
+    assert_eq!(
+        (status, &report["state"], &report["lag_blocks"]),
+        (200, &json!("ready"), &json!(0)),
+        "{report}"
+    );
+    assert_eq!(service.call("eth_syncing", json!([])), Ok(json!(false)));
+    assert!(service.stop().0.success());
+}
+
+}
+
+#[test]
 fn x01_a_frozen_source_shows_and_reads_go_on() {
     let dir = tempfile::tempdir().expect("dir");
     let node = MockNode::start(1337, 30);
