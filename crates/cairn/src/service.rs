@@ -507,6 +507,7 @@ impl Servers {
                 app,
                 catalog,
                 upstreams: chain.upstreams(),
+                workers: crate::derive::uses(config),
                 halts: halts_of(status.clone(), derived.clone()),
                 search_term: cairn_explorer::processors::evm::token_metadata::search_term,
                 limits: serve.rest.clone(),

@@ -121,6 +121,37 @@ fn an_archive_up_to_a_height_below_the_head_is_ready_when_it_is_there() {
     assert!(service.stop().0.success());
 }
 
+#[test]
+fn a_node_that_never_answers_about_contracts_is_named_in_the_log_the_metrics_and_the_status() {
+    let dir = tempfile::tempdir().expect("dir");
+    // It has no `eth_call`.
+    let node = MockNode::start(1337, 100);
+    let mut service = Service::start(&mut run(dir.path(), &node));
+    let status = |service: &Service| -> Value {
+        let status: Value = serde_json::from_str(&service.get("/v1/status").1).expect("JSON");
+        status["data"].clone()
+    };
+    let asker = |status: &Value| -> Value {
+        let workers = status["derived"]["workers"].as_array().cloned().unwrap_or_default();
+        workers.into_iter().find(|worker| worker["name"] == "token_metadata_worker").unwrap_or_default()
+    };
+    service.until("the log says so", |service| {
+        service.log().lines().any(|line| {
+            line.contains("WARN") && line.contains("token_metadata_worker") && line.contains("doesn't get on")
+        })
+    });
+    let told = asker(&status(&service))["last_error"].as_str().expect("an error").to_owned();
+    assert!(told.contains("eth_call") && told.contains("derive.ask_node = false"), "{told}");
+    let metrics = service.get("/metrics").1;
+    for name in [
+        r#"cairn_node_refusals_total{method="eth_call",reason="method-missing"}"#,
+        r#"cairn_worker_troubles_total{service="token_metadata_worker"}"#,
+    ] {
+        assert!(metrics.contains(name), "{name}\n{metrics}");
+    }
+    // And nothing waits for it.
+    service.until("all else is derived", |service| status(service)["app_watermark_height"] == "100");
+    assert!(service.stop().0.success());
 }
 
 #[test]

@@ -16,4 +16,5 @@ mod middle;
 mod problems;
 mod rebuilt;
 mod search;
+mod status;
 mod stream;

@@ -32,6 +32,7 @@ pub mod replay;
 mod report;
 pub mod state;
 pub mod status;
+mod troubles;
 mod unanswered;
 mod wake;
 mod worker;
@@ -101,6 +102,7 @@ impl Deriver {
             catalog,
             recent: recent::RecentBlocks::new(options.recent_bytes),
             unanswered: unanswered::Unanswered::default(),
+            troubles: troubles::Troubles::default(),
             options,
             faults: faults::Faults::default(),
             refusals: refusals::Refusals::default(),
