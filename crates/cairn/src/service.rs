@@ -15,7 +15,7 @@ use cairn_core::{Clock, Height, SystemClock};
 use cairn_pipeline::IngestError;
 use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::gaps::GapWatch;
-use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
+use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester, Reports};
 use cairn_pipeline::status::{Halt, IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
 use cairn_store::derived::{Catalog, DerivedReader, ErrorLog};
@@ -35,6 +35,8 @@ use crate::upstream::HttpUpstream;
 
 /// How long the ingester has to finish its commit when asked to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// How long the last reports have to be written to the error log.
+const REPORTS_PATIENCE: Duration = Duration::from_secs(2);
 /// How often the store's head is looked at for health and subscriptions, in milliseconds.
 const WATCH_STORE_MS: u64 = 250;
 
@@ -118,7 +120,9 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
     let options = ingest_options(config, job.info, job.exit_after_head);
-    let ingester = Ingester::new(job.source.clone(), store.clone(), clock, board.clone(), options);
+    let (reports, report_writer) = Reports::new();
+    let ingester = Ingester::new(job.source.clone(), store.clone(), clock, board.clone(), options)
+        .with_reports(reports.clone());
 
     let stop = CancellationToken::new();
     let (wake, new_head) = watch::channel(0);
@@ -183,7 +187,9 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         clock: Arc::new(SystemClock),
         stop_inclusive: config.ingest.to.map(Height),
         every: GAPS_EVERY,
+        reports,
     };
+    let reporting = tokio::spawn(report_writer.write(beside.clone() as Arc<dyn ErrorLog>));
     tokio::spawn(gaps.run(stop.clone()));
     if config.raw.denormalize_events {
         tokio::spawn(denormalize_events(beside.clone(), config.ingest.max_reorg_depth, stop.clone()));
@@ -226,6 +232,10 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         requests.end().await;
     }
     showing.abort();
+    // Whoever makes reports has ended by now, or does so soon.
+    if tokio::time::timeout(REPORTS_PATIENCE, reporting).await.is_err() {
+        tracing::debug!("the last reports may be missing in the error log");
+    }
     ended
 }
 

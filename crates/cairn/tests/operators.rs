@@ -531,7 +531,7 @@ fn a_dead_range_of_blocks_waits_for_an_operator() {
     sqlite(
         dir.path(),
         "raw.sqlite",
-        "INSERT INTO raw_leases VALUES (41, 51, 2, 'somebody', 3, 0, 20, 41, 41, NULL, NULL)",
+        "INSERT INTO raw_leases VALUES (41, 51, 2, 'somebody', 3, 0, 20, 41, 41, NULL, NULL, 'it is odd')",
     );
     let start = || {
         let mut command = at(dir.path(), None);
@@ -810,11 +810,13 @@ fn operators_commands(server: Option<&Server>) {
         Some(_) => ("@leases", "'FAILED'", "'ACTIVE'"),
         None => ("@raw_leases", "2", "0"),
     };
-    let insert =
-        format!("INSERT INTO {leases} VALUES (60, 70, {failed}, 'somebody', 3, 0, 20, 60, 60, NULL, NULL)");
+    let insert = format!(
+        "INSERT INTO {leases} VALUES (60, 70, {failed}, 'somebody', 3, 0, 20, 60, 60, NULL, NULL, 'it is odd')"
+    );
     change(dir, server, "raw", &insert);
     let told = run(&["leases", "list", "--dead"]).well();
     assert!(told.contains("raw:60") && told.contains("DEAD") && told.contains("somebody"), "{told}");
+    assert!(told.contains("it is odd"), "it says why: {told}");
     assert!(run(&["leases", "list", "--worker", "raw", "--status", "FAILED"]).well().contains("raw:60"));
     assert_eq!(run(&["leases", "list", "--worker", "raw", "--status", "ACTIVE"]).well(), "no leases\n");
     assert!(run(&["leases", "release", "raw:60"]).badly().contains("is not ACTIVE"));
