@@ -96,6 +96,12 @@ pub fn uses(config: &Config) -> BTreeMap<&'static str, WorkerUse> {
     services.map(|service| (service.name, of(service))).collect()
 }
 
+/// Refuses a name that is no worker's of the chain.
+pub fn demand_worker(config: &Config, name: &str) -> anyhow::Result<()> {
+    let registrations = config.chain().registrations().iter();
+    let known: Vec<&str> = registrations.map(|registration| registration.service.name).collect();
+    anyhow::ensure!(known.contains(&name), "there is no worker `{name}`; there are {}", known.join(", "));
+    Ok(())
 }
 
 /// Checks the names of workers and tables in the configuration. Where only the archive says the kind of chain, any chain's will do; they are looked at again once it has.

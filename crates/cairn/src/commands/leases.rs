@@ -88,6 +88,10 @@ async fn list(config: &Config, filter: &LeaseFilter) -> anyhow::Result<String> {
         rest = more(leases.last().map(|lease| lease.id), leases.len(), filter.limit);
         lines.extend(leases.iter().map(Line::of_derived));
     }
+    if let Some(service) = filter.service.as_deref().filter(|service| lines.is_empty() && *service != RAW) {
+        derive::demand_worker(config, service)
+            .map_err(|error| anyhow::anyhow!("{error}, and `{RAW}` for ranges of blocks"))?;
+    }
     Ok(table(&lines)? + &rest)
 }
 
