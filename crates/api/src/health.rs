@@ -53,7 +53,7 @@ pub struct ReadinessReport {
     pub tip: Option<Height>,
     /// The source's head.
     pub source_head: Option<Height>,
-    /// How many blocks the tip is behind.
+    /// How many blocks the tip is behind the source's head, or behind the last height that is to be stored.
     pub lag_blocks: Option<u64>,
     /// How old the tip's own time is.
     pub tip_age_ms: Option<u64>,
@@ -91,6 +91,8 @@ pub struct Observed {
     pub tip_moved_at_ms: u64,
     /// The source's head.
     pub source_head: Option<Height>,
+    /// The last height that is to be stored; `None`: there is none.
+    pub stop: Option<Height>,
     /// When the source's head last moved.
     pub source_head_moved_at_ms: u64,
     /// When the source last answered; `None`: never, or there is no source here.
@@ -116,6 +118,12 @@ impl HealthState {
         let seen =
             Observed { tip_moved_at_ms: now_ms, source_head_moved_at_ms: now_ms, ..Observed::default() };
         HealthState { limits, clock, seen: Mutex::new(seen) }
+    }
+
+    /// The same, of an archive that ends at this height: there it is whole, and no new block is waited for.
+    pub fn up_to(self, stop: Option<Height>) -> Self {
+        self.seen().stop = stop;
+        self
     }
 
     fn seen(&self) -> MutexGuard<'_, Observed> {
@@ -176,7 +184,9 @@ impl Readiness for HealthState {
 pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> ReadinessReport {
     let since = |then_ms: u64| now_ms.saturating_sub(then_ms);
     let (tip, source_head) = (seen.tip.map(|tip| tip.height), seen.source_head);
-    let lag_blocks = tip.zip(source_head).map(|(tip, head)| head.since(tip));
+    let goal = source_head.map(|head| seen.stop.map_or(head, |stop| stop.min(head)));
+    let lag_blocks = tip.zip(goal).map(|(tip, goal)| goal.since(tip));
+    let is_whole = tip.zip(seen.stop).is_some_and(|(tip, stop)| tip >= stop);
     let idle_ms = since(seen.tip_moved_at_ms);
     let tip_age_ms = seen.tip_timestamp_ms.map(since);
     let source_silent_ms = seen.source_answered_at_ms.map(since);
@@ -192,12 +202,12 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
         (ReadyState::NoBlockYet, "no block is stored yet".to_owned())
     } else if let Some((lag, max)) = over(lag_blocks, limits.max_lag_blocks) {
         (ReadyState::LaggingBlocks, format!("{lag} blocks behind the source's head; {max} are allowed"))
-    } else if is_idle && source_is_heard && lag_blocks == Some(0) {
+    } else if !is_whole && is_idle && source_is_heard && lag_blocks == Some(0) {
         let s = seconds(since(seen.source_head_moved_at_ms));
         let reason =
             format!("the source answers, but its own head has not moved for {s} s; this archive is at it");
         (ReadyState::ChainStalled, reason)
-    } else if is_idle {
+    } else if !is_whole && is_idle {
         let s = seconds(idle_ms);
         let source = match source_silent_ms {
             None => "the source has not been heard".to_owned(),
@@ -205,11 +215,13 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
             Some(ms) => format!("the source has been silent for {} s", seconds(ms)),
         };
         (ReadyState::Stale, format!("no new block for {s} s; {source}"))
-    } else if let Some((age_ms, _)) = over(tip_age_ms, limits.max_tip_age_ms) {
+    } else if let Some((age_ms, _)) = over(tip_age_ms, limits.max_tip_age_ms).filter(|_| !is_whole) {
         let s = seconds(age_ms);
         (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
     } else if let Some(message) = &seen.derived_halted {
         (ReadyState::DerivedHalted, format!("derived work halted: {message}"))
+    } else if is_whole {
+        (ReadyState::Ready, "the last height that is to be stored is there".to_owned())
     } else {
         (ReadyState::Ready, "fresh".to_owned())
     };

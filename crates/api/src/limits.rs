@@ -97,3 +97,59 @@ impl Default for RpcLimits {
         }
     }
 }
+
+impl RpcLimits {
+    /// Checks that a server can work within them; says which one doesn't fit. Subscriptions, a grace at the end and the age of a snapshot may be 0, and then there are none.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("max_connections", self.max_connections as u64),
+            ("max_body_bytes", self.max_body_bytes as u64),
+            ("max_ws_message_bytes", self.max_ws_message_bytes as u64),
+            ("bodies_in_flight_bytes", self.bodies_in_flight_bytes as u64),
+            ("max_batch_items", self.max_batch_items as u64),
+            ("max_response_bytes", self.max_response_bytes as u64),
+            ("responses_in_flight_bytes", self.responses_in_flight_bytes as u64),
+            ("request_timeout_ms", self.request_timeout_ms),
+            ("batch_timeout_ms", self.batch_timeout_ms),
+            ("header_timeout_ms", self.header_timeout_ms),
+            ("body_timeout_ms", self.body_timeout_ms),
+            ("write_stall_timeout_ms", self.write_stall_timeout_ms),
+            ("max_concurrent_requests", self.max_concurrent_requests as u64),
+            ("max_heavy_requests", self.max_heavy_requests as u64),
+            ("max_requests_in_flight_per_connection", self.max_requests_in_flight_per_connection as u64),
+            ("feed_queue_blocks", self.feed_queue_blocks as u64),
+            ("feed_payload_bytes", self.feed_payload_bytes as u64),
+            ("head_poll_ms", self.head_poll_ms),
+            ("ws_ping_interval_ms", self.ws_ping_interval_ms),
+            ("max_log_results", self.max_log_results as u64),
+            ("max_log_range_blocks", self.max_log_range_blocks.unwrap_or(1)),
+            ("max_filter_values", self.max_filter_values as u64),
+            ("max_fee_history_blocks", self.max_fee_history_blocks),
+        ];
+        match positive.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(format!("{name} must be at least 1")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_within_which_nothing_works_are_refused_by_name() {
+        assert_eq!(RpcLimits::default().check(), Ok(()));
+        let limits = serde_json::to_value(RpcLimits::default()).expect("serialises");
+        let may_be_zero = ["max_subscriptions_per_connection", "shutdown_grace_ms", "max_snapshot_age_ms"];
+        for name in limits.as_object().expect("fields").keys() {
+            let mut limits = limits.clone();
+            limits[name] = 0.into();
+            let limits: RpcLimits = serde_json::from_value(limits).expect("reads");
+            match may_be_zero.contains(&name.as_str()) {
+                true => assert_eq!(limits.check(), Ok(()), "{name}"),
+                false => assert_eq!(limits.check(), Err(format!("{name} must be at least 1"))),
+            }
+        }
+    }
+}

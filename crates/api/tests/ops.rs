@@ -93,6 +93,31 @@ fn x01_frozen_is_not_healthy_and_a_stalled_chain_is_told_apart() {
 }
 
 #[test]
+fn an_archive_that_ends_at_a_height_is_whole_there_and_waits_for_nothing() {
+    let (clock, health) = health(limits());
+    let health = health.up_to(Some(Height(50)));
+    health.source_head(Height(1_000));
+    health.tip(tip(44, 0), clock.now_ms() - 900_000);
+    let report = health.report();
+    assert_eq!((report.state, report.lag_blocks), (ReadyState::LaggingBlocks, Some(6)), "{}", report.reason);
+    // Not there yet, and it stands still.
+    health.tip(tip(49, 0), clock.now_ms());
+    clock.go(61_000);
+    assert_eq!(health.report().state, ReadyState::Stale);
+    // The blocks are as old as they are, nobody is heard any more, and nothing is missing.
+    health.tip(tip(50, 0), clock.now_ms() - 900_000);
+    clock.go(10_000_000);
+    let report = health.report();
+    assert_eq!((report.state, report.ready), (ReadyState::Ready, true), "{}", report.reason);
+    assert_eq!((report.lag_blocks, report.source_head), (Some(0), Some(Height(1_000))));
+    assert!(report.reason.contains("last height"), "{}", report.reason);
+    health.derived_halted("another raw store");
+    assert_eq!(health.report().state, ReadyState::DerivedHalted);
+    health.halted("the store can't be written");
+    assert_eq!(health.report().state, ReadyState::Halted);
+}
+
+#[test]
 fn limits_that_are_not_set_are_not_looked_at() {
     let (clock, health) =
         health(ReadinessLimits { max_lag_blocks: None, max_idle_ms: None, max_tip_age_ms: None });

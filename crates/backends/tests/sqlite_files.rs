@@ -103,7 +103,7 @@ async fn an_unknown_schema_is_refused_and_left_alone() {
             other => panic!("{other:?}"),
         }
     }
-    sql(dir.path(), "PRAGMA user_version = 2");
+    sql(dir.path(), "PRAGMA user_version = 3");
     let store = open(dir.path()).await.expect("opens");
     assert_eq!(store.snapshot().await.expect("reads").head().tip.map(|tip| tip.height), Some(Height(9)));
 }
@@ -112,7 +112,10 @@ async fn an_unknown_schema_is_refused_and_left_alone() {
 async fn a_store_of_the_first_version_gets_the_error_log() {
     let dir = tempfile::tempdir().expect("dir");
     drop(filled(dir.path(), 10).await);
-    sql(dir.path(), "DROP TABLE indexing_errors; PRAGMA user_version = 1");
+    sql(
+        dir.path(),
+        "DROP TABLE indexing_errors; ALTER TABLE raw_leases DROP COLUMN last_error; PRAGMA user_version = 1",
+    );
     assert!(matches!(open_read_only(dir.path()).await, Err(StoreError::Invalid(_))), "readers can't migrate");
     let store = open(dir.path()).await.expect("migrates");
     assert_eq!(store.snapshot().await.expect("reads").head().tip.map(|tip| tip.height), Some(Height(9)));

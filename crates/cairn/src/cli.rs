@@ -32,7 +32,7 @@ pub struct Cli {
 pub enum Command {
     /// Archive a chain from a node and serve it: backfill, follow the head, JSON-RPC, health, metrics.
     Run(RunArgs),
-    /// The same on a synthetic chain made in process: nothing to install, nothing to ask. Prints four requests to try.
+    /// The same on a synthetic chain made in process: nothing to install, nothing to ask. Prints five requests to try.
     Demo(DemoArgs),
     /// Import a chain from a geth-style chain file and a receipts file.
     Import(ImportArgs),

@@ -4,6 +4,10 @@
 //! Environment names are `CAIRN_` and the key, with `__` between section and key (`CAIRN_CHAIN__RPC`); `DB_RAW_URL`, `DB_APP_URL`,
 //! `MAX_REORG_DEPTH`, `PAYLOAD_INLINE_MAX_BYTES` and `DENORMALIZE_EVENTS` work too.
 
+#[cfg(test)]
+mod example;
+mod flag;
+mod partitions;
 mod shown;
 
 use std::collections::BTreeMap;
@@ -13,7 +17,6 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use cairn_api::RpcLimits;
 use cairn_api::rest::RestLimits;
-use cairn_backends::postgres::raw::PartitionSizes;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
@@ -32,6 +35,8 @@ const FOREIGN_ENV: &[&str] = &[
     // Of `./dev`.
     "answer_blocks",
     "anvil_port",
+    "flow_emulator_admin_port",
+    "flow_emulator_port",
     "geth_port",
     "kill_seed",
     "kills",
@@ -111,7 +116,7 @@ pub struct DatabaseConfig {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub partitions: BTreeMap<String, u64>,
     /// For debugging: keep a cut list of each transaction's events too. Refused for the app database.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "flag::read")]
     pub denormalize_events: bool,
 }
 
@@ -428,18 +433,6 @@ impl Config {
         if self.app.denormalize_events {
             bail!("app.denormalize_events does nothing: it is a setting of [raw] alone");
         }
-        for (table, heights) in &self.raw.partitions {
-            if !PartitionSizes::TABLES.contains(&table.as_str()) {
-                let known = PartitionSizes::TABLES.join(", ");
-                bail!("raw.partitions: there is no table `{table}`; there are {known}");
-            }
-            if *heights == 0 {
-                bail!("raw.partitions.{table} must be at least 1");
-            }
-        }
-        if let Some((table, _)) = self.app.partitions.iter().find(|(_, heights)| **heights == 0) {
-            bail!("app.partitions.{table} must be at least 1");
-        }
         for (name, database) in [("raw", &self.raw), ("app", &self.app)] {
             // PostgreSQL would take 0 for no limit at all.
             if database.statement_timeout_ms == 0 {
@@ -451,9 +444,6 @@ impl Config {
                     "{name}.url {}: expected postgres://USER@HOST/DATABASE; without it SQLite in data_dir is used",
                     hide_url(url)
                 );
-            }
-            if database.partition_heights == Some(0) {
-                bail!("{name}.partition_heights must be at least 1");
             }
             if database.max_open_conns == 0 {
                 bail!("{name}.max_open_conns must be at least 1");
@@ -479,12 +469,6 @@ impl Config {
             ("derive.poll_ms", self.derive.poll_ms),
             ("repair.sample_heights", self.repair.sample_heights),
             ("payloads.inline_max_bytes", self.payloads.inline_max_bytes),
-            ("serve.limits.max_log_results", self.serve.limits.max_log_results as u64),
-            ("serve.limits.max_batch_items", self.serve.limits.max_batch_items as u64),
-            ("serve.limits.max_body_bytes", self.serve.limits.max_body_bytes as u64),
-            ("serve.limits.max_response_bytes", self.serve.limits.max_response_bytes as u64),
-            ("serve.limits.request_timeout_ms", self.serve.limits.request_timeout_ms),
-            ("serve.limits.max_connections", self.serve.limits.max_connections as u64),
         ];
         if let Some((worker, _)) = self.derive.range_heights_of.iter().find(|(_, heights)| **heights == 0) {
             bail!("derive.range_heights_of.{worker} must be at least 1");
@@ -494,6 +478,8 @@ impl Config {
                 bail!("{name} must be at least 1");
             }
         }
+        partitions::check(self)?;
+        self.serve.limits.check().map_err(|error| anyhow::anyhow!("serve.limits.{error}"))?;
         self.serve.rest.check().map_err(|error| anyhow::anyhow!("serve.rest.{error}"))?;
         crate::derive::check_names(self)?;
         if self.serve.rpc_listen == self.serve.listen && self.serve.listen.port() != 0 {

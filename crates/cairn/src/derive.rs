@@ -1,18 +1,22 @@
 //! Derived work of this process: the processors, the app store, and what runs them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use cairn_api::rest::WorkerUse;
 use cairn_core::Height;
 use cairn_explorer::decode::evm::transfers::WrappedTokens;
 use cairn_explorer::processors::Settings;
 use cairn_explorer::processors::evm::node::ContractNode;
 use cairn_explorer::processors::flow::node::ScriptNode;
-use cairn_pipeline::derive::processor::Processor;
+use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
 use cairn_pipeline::derive::status::{DeriveStatus, Halt};
 use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy, in_order_of_upstreams};
-use cairn_store::derived::{Catalog, DerivedReader, DerivedStore, ErrorLog, LeaseFilter};
+use cairn_store::derived::{
+    Catalog, DerivedReader, DerivedStore, ErrorLog, LeaseFilter, TableClass, TableDef,
+};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -72,6 +76,32 @@ pub fn processors(config: &Config, asked: Asked) -> anyhow::Result<Vec<Processor
     }
     processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
     Ok(processors)
+}
+
+/// Whether a worker asks a node: all that it makes are answers.
+pub fn asks_node(service: &ServiceInfo) -> bool {
+    let asks = |table: &&TableDef| matches!(table.class, TableClass::Answers | TableClass::Content);
+    service.tables.iter().all(asks)
+}
+
+/// What the configuration makes of each worker of the chain. Whether there is a node to ask is only known where tables are derived.
+pub fn uses(config: &Config) -> BTreeMap<&'static str, WorkerUse> {
+    let of = |service: &ServiceInfo| match asks_node(service) {
+        _ if config.derive.disabled.iter().any(|name| name == service.name) => WorkerUse::Disabled,
+        true if config.derive.ask_node => WorkerUse::AsksNode,
+        true => WorkerUse::Disabled,
+        false => WorkerUse::Required,
+    };
+    let services = config.chain().registrations().iter().map(|registration| registration.service);
+    services.map(|service| (service.name, of(service))).collect()
+}
+
+/// Refuses a name that is no worker's of the chain.
+pub fn demand_worker(config: &Config, name: &str) -> anyhow::Result<()> {
+    let registrations = config.chain().registrations().iter();
+    let known: Vec<&str> = registrations.map(|registration| registration.service.name).collect();
+    anyhow::ensure!(known.contains(&name), "there is no worker `{name}`; there are {}", known.join(", "));
+    Ok(())
 }
 
 /// Checks the names of workers and tables in the configuration. Where only the archive says the kind of chain, any chain's will do; they are looked at again once it has.
@@ -315,6 +345,26 @@ pub async fn open_for_command(config: &Config) -> anyhow::Result<Arc<dyn stores:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_asks_a_node_is_known_by_its_tables_and_holds_nothing_up() {
+        let mut config = Config::default();
+        for kind in [ChainKind::Evm, ChainKind::Flow] {
+            config.chain.kind = Some(kind);
+            config.derive.disabled = vec!["stats_worker".into()];
+            let uses = uses(&config);
+            let named =
+                |wanted| uses.iter().filter(|(_, is)| **is == wanted).map(|(name, _)| *name).collect();
+            let askers: Vec<&str> = named(WorkerUse::AsksNode);
+            assert_eq!(askers, ["contract_code_worker", "nft_metadata_worker", "token_metadata_worker"]);
+            let disabled: Vec<&str> = named(WorkerUse::Disabled);
+            assert_eq!(disabled, ["stats_worker"]);
+            assert_eq!(uses["token_worker"], WorkerUse::Required);
+            config.derive.ask_node = false;
+            assert_eq!(super::uses(&config)["contract_code_worker"], WorkerUse::Disabled);
+            config.derive.ask_node = true;
+        }
+    }
 
     #[test]
     fn partitions_of_derived_tables_are_those_of_the_plan_unless_the_configuration_says_otherwise() {

@@ -8,7 +8,7 @@ use cairn_core::BlockRef;
 use cairn_explorer::processors::evm::contract_code::MAX_CODE_BYTES;
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_pipeline::derive::processor::AskError;
-use cairn_source::evm::rpc::classify::{Classifier, ErrorClass, Symptom};
+use cairn_source::evm::rpc::classify::{Classifier, ErrorClass, Hint, Symptom};
 use cairn_source::evm::rpc::retry_after_ms;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -39,6 +39,14 @@ struct Answered {
     status: u16,
     retry_after_ms: Option<u64>,
     answer: Answer,
+}
+
+/// A node that won't answer.
+struct Refusal {
+    /// Why, as a label.
+    reason: &'static str,
+    /// What to do, for people.
+    advice: &'static str,
 }
 
 #[derive(Deserialize)]
@@ -113,13 +121,37 @@ impl HttpContractNode {
         }
     }
 
-    /// What an error that isn't about the call says of the node.
-    fn failed(&self, method: &str, answered: &Answered, error: &AnswerError) -> AskError {
+    /// What an error that isn't about the call says of the node. One that refuses is asked again: another one may stand behind its address tomorrow.
+    fn failed(&self, method: &'static str, answered: &Answered, error: &AnswerError) -> AskError {
         let message = format!("{}: {method}: {} ({})", self.name, error.message, error.code);
         if self.is_busy(answered.status, Some(error)) {
-            AskError::busy(answered.retry_after_ms, message)
-        } else {
-            AskError::transient(message)
+            return AskError::busy(answered.retry_after_ms, message);
+        }
+        match self.refusal(answered.status, error) {
+            Some(Refusal { reason, advice }) => {
+                metrics::counter!("cairn_node_refusals_total", "method" => method, "reason" => reason)
+                    .increment(1);
+                AskError::transient(format!("{message}: {advice}"))
+            }
+            None => AskError::transient(message),
+        }
+    }
+
+    /// Whether an error says that the node won't answer this, however often it is asked.
+    fn refusal(&self, http_status: u16, error: &AnswerError) -> Option<Refusal> {
+        let symptom =
+            Symptom { http_status: Some(http_status), code: Some(error.code), text: &error.message };
+        match self.classifier.classify(symptom).1 {
+            Hint::MethodMissing => Some(Refusal {
+                reason: "method-missing",
+                advice: "it doesn't have this method, or not for this key; put a node first in chain.rpc that does, or set derive.ask_node = false",
+            }),
+            Hint::StateMissing => Some(Refusal {
+                reason: "state-missing",
+                advice: "it doesn't keep the state of that block; put an archive node first in chain.rpc",
+            }),
+            Hint::Refused => Some(Refusal { reason: "refused", advice: "it refuses this key or path" }),
+            Hint::None | Hint::TimedOut | Hint::NotFound => None,
         }
     }
 
@@ -309,6 +341,34 @@ mod tests {
             "{}",
             error.message
         );
+    }
+
+    #[tokio::test]
+    async fn a_node_that_refuses_for_good_is_told_from_one_in_trouble_and_says_what_to_do() {
+        let error = |code: i64, message: &str| {
+            format!(r#"{{"jsonrpc":"2.0","id":1,"error":{{"code":{code},"message":"{message}"}}}}"#)
+        };
+        for (status, body, advice) in [
+            ("200 OK", error(-32_004, "no"), Some("doesn't have this method")),
+            (
+                "200 OK",
+                error(-32_601, "the method eth_getCode does not exist/is not available"),
+                Some("method"),
+            ),
+            ("200 OK", error(-32_000, "missing trie node 12ab"), Some("archive node")),
+            ("200 OK", error(4_444, "gone"), Some("archive node")),
+            ("401 Unauthorized", error(-32_000, "invalid key"), Some("refuses this key")),
+            ("200 OK", error(-32_000, "header not found"), None),
+            ("200 OK", error(-32_603, "Internal error"), None),
+        ] {
+            let node = answering(status, "", body.clone()).await;
+            let said = node.code(Address::ZERO, AT).await.expect_err("it doesn't answer");
+            assert_eq!(said.failure, AskFailure::Transient, "{body}");
+            match advice {
+                Some(advice) => assert!(said.message.contains(advice), "{body}: {}", said.message),
+                None => assert!(said.message.ends_with(')'), "{body}: {}", said.message),
+            }
+        }
     }
 
     #[test]

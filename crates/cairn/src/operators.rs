@@ -143,6 +143,11 @@ pub async fn perform(
         Operation::ResolveErrors { ids } => errors::resolve(stores.raw()?, ids).await,
         Operation::RetryError { id, yes } => retry::retry(config, stores, *id, *yes, stay).await,
         Operation::Reindex { worker, from, to } => {
+            if let (Some(from), Some(to)) = (from, to)
+                && to < from
+            {
+                bail!("--to {to} lies below --from {from}");
+            }
             let range = (from.is_some() || to.is_some()).then(|| {
                 let end = to.map_or(Height(u64::MAX), |to| Height(to.saturating_add(1)));
                 HeightRange::new(Height(from.unwrap_or(0)), end)
@@ -274,6 +279,7 @@ mod tests {
         assert!(!waiting.is_finished());
         requests.end().await;
         drop(raw);
-        assert_eq!(waiting.await.expect("no panic").expect("is done"), "0 closed\n");
+        let told = waiting.await.expect("no panic").expect_err("it comes to the store, where nothing is");
+        assert!(told.to_string().contains("there is no error 1"), "{told}");
     }
 }

@@ -3,10 +3,12 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use cairn_core::Height;
 use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::status::{IngestState, IngestStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::commands::status::bytes;
 
@@ -45,8 +47,13 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Shows an ingester's progress until the status board is gone or the ingester has stopped.
-pub async fn show(mut status: watch::Receiver<IngestStatus>, derived: Option<watch::Receiver<DeriveStatus>>) {
+/// Shows an ingester's progress, and that of derived work, which goes on after it: until the status board is gone, or both have come to their end. A process that
+/// is told to stop shows its ingester's end and no more.
+pub async fn show(
+    mut status: watch::Receiver<IngestStatus>,
+    derived: Option<watch::Receiver<DeriveStatus>>,
+    stop: CancellationToken,
+) {
     let terminal = std::io::stderr().is_terminal();
     let bar = terminal.then(|| {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
@@ -58,18 +65,18 @@ pub async fn show(mut status: watch::Receiver<IngestStatus>, derived: Option<wat
     loop {
         let now = status.borrow_and_update().clone();
         speeds.add(&now);
-        let derived = derived.as_ref().map_or(String::new(), |derived| derived_line(&derived.borrow()));
-        let line = line(&now, &speeds) + &derived;
+        let derived = derived.as_ref().map(|derived| derived.borrow().clone());
+        let line = line(&now, &speeds) + &derived.as_ref().map_or(String::new(), derived_line);
         if let Some(bar) = &bar {
-            let target = now.target.map_or(1, |target| target.get() + 1);
-            bar.set_length(target);
-            bar.set_position(now.tip.map_or(0, |tip| tip.height.get() + 1));
+            let (done, all) = position(&now, derived.as_ref());
+            bar.set_length(all);
+            bar.set_position(done);
             bar.set_message(line);
         } else if logged.elapsed() >= LOG_EVERY {
             logged = Instant::now();
             tracing::info!("{line}");
         }
-        if matches!(now.state, IngestState::Stopped | IngestState::Halted(_)) {
+        if has_ended(&now) && (stop.is_cancelled() || is_derived(&now, derived.as_ref())) {
             break;
         }
         tokio::time::sleep(TICK).await;
@@ -79,6 +86,28 @@ pub async fn show(mut status: watch::Receiver<IngestStatus>, derived: Option<wat
     }
     if let Some(bar) = &bar {
         bar.finish_and_clear();
+    }
+}
+
+/// Whether no more blocks are taken.
+fn has_ended(status: &IngestStatus) -> bool {
+    matches!(status.state, IngestState::Stopped | IngestState::Halted(_))
+}
+
+/// Whether derived work has nothing left to do below the stored tip, or does no more of it.
+fn is_derived(status: &IngestStatus, derived: Option<&DeriveStatus>) -> bool {
+    let (Some(derived), Some(tip)) = (derived, status.tip) else { return true };
+    derived.halted.is_some() || derived.watermark_exclusive().is_some_and(|next| next > tip.height)
+}
+
+/// How many heights are done, and of how many: of blocks, and once they are all there, of what is derived from them.
+fn position(status: &IngestStatus, derived: Option<&DeriveStatus>) -> (u64, u64) {
+    let stored = status.tip.map_or(0, |tip| tip.height.get() + 1);
+    match derived {
+        Some(derived) if has_ended(status) => {
+            (derived.watermark_exclusive().map_or(0, Height::get).min(stored), stored.max(1))
+        }
+        _ => (stored, status.target.map_or(1, |target| target.get() + 1)),
     }
 }
 
@@ -107,7 +136,8 @@ fn derived_line(status: &DeriveStatus) -> String {
     if let Some(reason) = &status.halted {
         return format!("; derived work halted: {reason}");
     }
-    let last = status.services.iter().min_by_key(|(_, service)| service.next);
+    let waited_for = status.services.iter().filter(|(_, service)| !service.is_enricher);
+    let last = waited_for.min_by_key(|(_, service)| service.next);
     match last.and_then(|(name, service)| Some((name, service.next?.prev()?))) {
         Some((name, height)) => format!("; derived to {height} ({name})"),
         None => String::new(),
@@ -143,5 +173,50 @@ impl Speeds {
     fn eta(&self, blocks_left: u64) -> Option<Duration> {
         let (blocks, _, _) = self.per_second();
         (blocks > 0.0).then(|| Duration::from_secs_f64((blocks_left as f64 / blocks).min(1e9)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cairn_core::{BlockId, BlockRef, SystemClock};
+    use cairn_pipeline::derive::status::ServiceStatus;
+    use cairn_pipeline::status::{Halt, StatusBoard};
+
+    use super::*;
+
+    #[test]
+    fn progress_is_shown_until_all_that_was_stored_is_derived() {
+        let mut ingest = StatusBoard::new(Arc::new(SystemClock)).get();
+        ingest.tip = Some(BlockRef { height: Height(99), id: BlockId([1; 32]) });
+        (ingest.source_head, ingest.target) = (Some(Height(1_000)), Some(Height(199)));
+        ingest.state = IngestState::Backfilling;
+        let at = |next: u64, is_enricher| ServiceStatus {
+            next: Some(Height(next)),
+            is_enricher,
+            ..Default::default()
+        };
+        let mut derived = DeriveStatus::default();
+        derived.services.insert("token_worker", at(40, false));
+        derived.services.insert("token_metadata_worker", at(0, true));
+        assert!(!has_ended(&ingest));
+        assert_eq!(position(&ingest, Some(&derived)), (100, 200));
+        assert_eq!(ingest.lag_heights(), Some(100), "it works towards its last height, wherever the node is");
+
+        ingest.state = IngestState::Stopped;
+        assert!(has_ended(&ingest) && !is_derived(&ingest, Some(&derived)));
+        assert_eq!(position(&ingest, Some(&derived)), (40, 100));
+        let line = line(&ingest, &Speeds::default()) + &derived_line(&derived);
+        assert_eq!(line, "height 99, stopped; derived to 39 (token_worker)");
+        ingest.state = IngestState::Halted("too deep".into());
+        assert!(has_ended(&ingest) && !is_derived(&ingest, Some(&derived)));
+        // Nobody waits for who asks a node.
+        derived.services.insert("token_worker", at(100, false));
+        assert!(is_derived(&ingest, Some(&derived)));
+        derived.services.insert("token_worker", at(40, false));
+        derived.halted = Some(Halt { service: None, height: None, code: "invalid", message: "no".into() });
+        assert!(is_derived(&ingest, Some(&derived)), "it will never be");
+        assert!(is_derived(&ingest, None));
     }
 }

@@ -15,7 +15,7 @@ use cairn_core::{Clock, Height, SystemClock};
 use cairn_pipeline::IngestError;
 use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::gaps::GapWatch;
-use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
+use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester, Reports};
 use cairn_pipeline::status::{Halt, IngestState, IngestStatus, StatusBoard};
 use cairn_source::ChainSource;
 use cairn_store::derived::{Catalog, DerivedReader, ErrorLog};
@@ -35,6 +35,8 @@ use crate::upstream::HttpUpstream;
 
 /// How long the ingester has to finish its commit when asked to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// How long the last reports have to be written to the error log.
+const REPORTS_PATIENCE: Duration = Duration::from_secs(2);
 /// How often the store's head is looked at for health and subscriptions, in milliseconds.
 const WATCH_STORE_MS: u64 = 250;
 
@@ -118,7 +120,9 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
     let options = ingest_options(config, job.info, job.exit_after_head);
-    let ingester = Ingester::new(job.source.clone(), store.clone(), clock, board.clone(), options);
+    let (reports, report_writer) = Reports::new();
+    let ingester = Ingester::new(job.source.clone(), store.clone(), clock, board.clone(), options)
+        .with_reports(reports.clone());
 
     let stop = CancellationToken::new();
     let (wake, new_head) = watch::channel(0);
@@ -183,7 +187,9 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         clock: Arc::new(SystemClock),
         stop_inclusive: config.ingest.to.map(Height),
         every: GAPS_EVERY,
+        reports,
     };
+    let reporting = tokio::spawn(report_writer.write(beside.clone() as Arc<dyn ErrorLog>));
     tokio::spawn(gaps.run(stop.clone()));
     if config.raw.denormalize_events {
         tokio::spawn(denormalize_events(beside.clone(), config.ingest.max_reorg_depth, stop.clone()));
@@ -195,7 +201,8 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         app: work.as_ref().map(|work| work.late.clone()),
     };
     tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
-    let showing = tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status)));
+    let showing =
+        tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status), stop.clone()));
     let ingesting = tokio::spawn({
         let stop = stop.clone();
         async move { ingester.run(stop).await }
@@ -226,6 +233,10 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         requests.end().await;
     }
     showing.abort();
+    // Whoever makes reports has ended by now, or does so soon.
+    if tokio::time::timeout(REPORTS_PATIENCE, reporting).await.is_err() {
+        tracing::debug!("the last reports may be missing in the error log");
+    }
     ended
 }
 
@@ -494,7 +505,8 @@ impl Servers {
             max_idle_ms: Some(config.health.max_age_s.saturating_mul(1_000)),
             max_tip_age_ms: None,
         };
-        let health = Arc::new(HealthState::new(limits, Arc::new(SystemClock)));
+        let health =
+            Arc::new(HealthState::new(limits, Arc::new(SystemClock)).up_to(config.ingest.to.map(Height)));
         let readiness: Arc<dyn Readiness> = health.clone();
         let Parts { reader, watched, app, status, derived, wake, new_head, answers } = parts;
         let mut ops_config =
@@ -507,6 +519,7 @@ impl Servers {
                 app,
                 catalog,
                 upstreams: chain.upstreams(),
+                workers: crate::derive::uses(config),
                 halts: halts_of(status.clone(), derived.clone()),
                 search_term: cairn_explorer::processors::evm::token_metadata::search_term,
                 limits: serve.rest.clone(),
@@ -629,7 +642,7 @@ async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<Ingest
 }
 
 fn sync_state(status: &IngestStatus) -> Option<SyncState> {
-    let (highest, current) = (status.source_head?, status.tip?.height);
+    let (highest, current) = (status.target?, status.tip?.height);
     (highest > current).then(|| SyncState { starting: status.first.unwrap_or(current), current, highest })
 }
 

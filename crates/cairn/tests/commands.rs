@@ -62,6 +62,12 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     // What the project's own scripts and tests read is no setting, and no typo either.
     let scripts = [("CAIRN_TEST_PG_URL", "postgres://x"), ("CAIRN_KILLS", "7"), ("CAIRN_CACHE", "/x")];
     end_of(cairn(dir.path()).envs(scripts).arg("config")).well();
+    for (value, is_on) in [("1", true), ("true", true), ("0", false), ("false", false)] {
+        let shown = end_of(cairn(dir.path()).env("DENORMALIZE_EVENTS", value).arg("config")).well();
+        assert_eq!(shown.contains("denormalize_events = true"), is_on, "{value}: {shown}");
+    }
+    let words = end_of(cairn(dir.path()).env("DENORMALIZE_EVENTS", "2").arg("config")).badly();
+    assert!(words.contains("raw.denormalize_events"), "{words}");
     let words = end_of(cairn(dir.path()).env("CAIRN_KILL", "7").arg("config")).badly();
     assert!(words.contains("kill"), "{words}");
     let words = end_of(cairn(dir.path()).args(["--config", "absent.toml", "config"])).badly();
@@ -84,10 +90,17 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
             .badly();
     assert!(words.contains("derive.range_heights_of.token_worker"), "{words}");
     for (name, value, wanted) in [
-        ("CAIRN_APP__PARTITIONS", "{ft_transfers=0}", "app.partitions.ft_transfers must be at least 1"),
+        ("CAIRN_APP__PARTITIONS", "{ft_transfers=0}", "app.partitions.ft_transfers must be at least 100"),
         ("CAIRN_APP__DENORMALIZE_EVENTS", "true", "app.denormalize_events does nothing"),
         ("CAIRN_RAW__PARTITIONS", "{block=7}", "no table `block`; there are blocks, transactions"),
-        ("CAIRN_RAW__PARTITIONS", "{blocks=0}", "raw.partitions.blocks must be at least 1"),
+        ("CAIRN_RAW__PARTITIONS", "{blocks=0}", "raw.partitions.blocks must be at least 100"),
+        ("CAIRN_RAW__PARTITION_HEIGHTS", "64", "raw.partition_heights must be at least 100"),
+        (
+            "CAIRN_SERVE__LIMITS__MAX_HEAVY_REQUESTS",
+            "0",
+            "serve.limits.max_heavy_requests must be at least 1",
+        ),
+        ("CAIRN_SERVE__LIMITS__BATCH_TIMEOUT_MS", "0", "serve.limits.batch_timeout_ms must be at least 1"),
     ] {
         let words = end_of(cairn(dir.path()).env(name, value).arg("config")).badly();
         assert!(words.contains(wanted), "{name}={value}: {words}");
@@ -100,7 +113,7 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
         ("CAIRN_DERIVE__DISABLED", "[\"token_worker\"]", "needs token_worker, which is not enabled"),
         ("CAIRN_DERIVE__RANGE_HEIGHTS_OF", "{tokn_worker=5}", "derive.range_heights_of: there is no worker"),
         ("CAIRN_DERIVE__WRAPPED_TOKENS", "[\"0x12\"]", "derive.wrapped_tokens: `0x12` is no address"),
-        ("CAIRN_APP__PARTITIONS", "{ft_transfer=5}", "app.partitions"),
+        ("CAIRN_APP__PARTITIONS", "{ft_transfer=500}", "app.partitions"),
         ("CAIRN_APP__STATEMENT_TIMEOUT_MS", "0", "app.statement_timeout_ms must be at least 1"),
         ("CAIRN_SERVE__REST__MAX_PAGE_ROWS", "10000", "serve.rest.max_page_rows is 10000; it may be 200"),
         ("CAIRN_SERVE__REST__DEFAULT_PAGE_ROWS", "0", "serve.rest.default_page_rows must be at least 1"),
@@ -115,7 +128,7 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
         assert!(!dir.path().join("made").exists(), "{name}={value}");
     }
     // Flow's names are right where nothing says that it is an EVM chain.
-    let tables = [("CAIRN_APP__PARTITIONS", "{evm_executions=5}")];
+    let tables = [("CAIRN_APP__PARTITIONS", "{evm_executions=500}")];
     end_of(cairn(dir.path()).envs(tables).arg("config")).well();
     let words =
         end_of(cairn(dir.path()).envs(tables).args(["config", "--rpc", "http://127.0.0.1:9"])).badly();
@@ -127,6 +140,31 @@ fn unknown_keys_and_contradictions_are_errors_that_name_them() {
     // A request may take longer than a lease: it is renewed meanwhile.
     let args = ["config", "--flow-access", "127.0.0.1:9"];
     end_of(cairn(dir.path()).env("CAIRN_CHAIN__FLOW__REQUEST_TIMEOUT_MS", "400000").args(args)).well();
+}
+
+/// `./dev` and its parts set these for a cairn that they start too.
+#[test]
+fn what_the_projects_scripts_read_is_no_unknown_setting() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = vec![root.join("dev")];
+    let mut folders = vec![root.join("dev.d")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("reads") {
+            let path = entry.expect("reads").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    let mut names = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(&file).expect("reads");
+        let words = text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
+        names.extend(words.filter(|word| word.starts_with("CAIRN_") && word.len() > 6).map(str::to_owned));
+    }
+    // Set for a Python program alone.
+    names.retain(|name| name != "CAIRN_REST_URL");
+    assert!(names.len() > 10, "{names:?}");
+    let dir = tempfile::tempdir().expect("dir");
+    end_of(cairn(dir.path()).envs(names.iter().map(|name| (name, "1"))).arg("config")).well();
 }
 
 #[test]

@@ -109,7 +109,8 @@ fn commands_while_it_runs(server: Option<&Server>) {
         );
         change(dir, server, "raw", &insert);
     }
-    assert_eq!(typed(&["errors", "resolve", "1", "2", "9"]).well(), "2 closed\n");
+    assert!(typed(&["errors", "resolve", "1", "2", "9"]).badly().contains("there is no error 9"));
+    assert_eq!(typed(&["errors", "resolve", "1", "2"]).well(), "2 closed\n");
     let told = typed(&["errors", "retry", "3"]).well();
     assert!(told.contains("evm_worker: heights [5, 6)") && told.contains("error 3 is closed"), "{told}");
     assert!(typed(&["errors", "list"]).well().contains("0 open"));

@@ -161,6 +161,8 @@ fn a_killed_reindex(server: Option<&Server>) {
     archive.kill_in_the_middle(&reindex);
     let told = end_of(&mut archive.cairn(&["workers", "list"])).well();
     assert!(told.contains("being reset"), "{told}");
+    let words = end_of(&mut archive.cairn(&["workers", "pause", "stats_worker"])).badly();
+    assert!(words.contains("stats_worker is being reset") && words.contains("at height 0"), "{words}");
     let told = end_of(&mut archive.cairn(&reindex)).well();
     assert!(told.contains("begun before is finished") && told.contains("begins anew at height 0"), "{told}");
     assert_eq!((archive.state(), archive.last_height("stats_worker")), (0, -1));

@@ -101,6 +101,60 @@ fn x02_killed_at_any_moment_the_archive_is_whole_and_goes_on() {
 }
 
 #[test]
+fn an_archive_up_to_a_height_below_the_head_is_ready_when_it_is_there() {
+    let dir = tempfile::tempdir().expect("dir");
+    let node = MockNode::start(1337, 200);
+    let mut command = run(dir.path(), &node);
+    command.env("CAIRN_HEALTH__MAX_AGE_S", "1").args(["--to", "30"]);
+    let mut service = Service::start(&mut command);
+    service.until("height 30", |service| service.height() == Some(30));
+    service.until("it is ready", |service| service.ready().0 == 200);
+    // 170 blocks below the node's head, and longer without a new one than it may be while it follows.
+    std::thread::sleep(Duration::from_millis(1_500));
+    let (status, report) = service.ready();
+    assert_eq!(
+        (status, &report["state"], &report["lag_blocks"]),
+        (200, &json!("ready"), &json!(0)),
+        "{report}"
+    );
+    assert_eq!(service.call("eth_syncing", json!([])), Ok(json!(false)));
+    assert!(service.stop().0.success());
+}
+
+#[test]
+fn a_node_that_never_answers_about_contracts_is_named_in_the_log_the_metrics_and_the_status() {
+    let dir = tempfile::tempdir().expect("dir");
+    // It has no `eth_call`.
+    let node = MockNode::start(1337, 100);
+    let mut service = Service::start(&mut run(dir.path(), &node));
+    let status = |service: &Service| -> Value {
+        let status: Value = serde_json::from_str(&service.get("/v1/status").1).expect("JSON");
+        status["data"].clone()
+    };
+    let asker = |status: &Value| -> Value {
+        let workers = status["derived"]["workers"].as_array().cloned().unwrap_or_default();
+        workers.into_iter().find(|worker| worker["name"] == "token_metadata_worker").unwrap_or_default()
+    };
+    service.until("the log says so", |service| {
+        service.log().lines().any(|line| {
+            line.contains("WARN") && line.contains("token_metadata_worker") && line.contains("doesn't get on")
+        })
+    });
+    let told = asker(&status(&service))["last_error"].as_str().expect("an error").to_owned();
+    assert!(told.contains("eth_call") && told.contains("derive.ask_node = false"), "{told}");
+    let metrics = service.get("/metrics").1;
+    for name in [
+        r#"cairn_node_refusals_total{method="eth_call",reason="method-missing"}"#,
+        r#"cairn_worker_troubles_total{service="token_metadata_worker"}"#,
+    ] {
+        assert!(metrics.contains(name), "{name}\n{metrics}");
+    }
+    // And nothing waits for it.
+    service.until("all else is derived", |service| status(service)["app_watermark_height"] == "100");
+    assert!(service.stop().0.success());
+}
+
+#[test]
 fn x01_a_frozen_source_shows_and_reads_go_on() {
     let dir = tempfile::tempdir().expect("dir");
     let node = MockNode::start(1337, 30);

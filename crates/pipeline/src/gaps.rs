@@ -12,6 +12,8 @@ use cairn_source::{ChainSource, SourceError};
 use cairn_store::{HeadRow, RawLease, RawReader, StoreError};
 use tokio_util::sync::CancellationToken;
 
+use crate::ingest::Reports;
+
 /// How many looks are remembered, to tell how old a gap is.
 const MAX_LOOKS: usize = 1_024;
 
@@ -94,6 +96,8 @@ pub struct GapWatch {
     pub stop_inclusive: Option<Height>,
     /// How often it looks.
     pub every: Duration,
+    /// Hears of ranges that wait for an operator.
+    pub reports: Reports,
 }
 
 impl GapWatch {
@@ -148,11 +152,17 @@ impl GapWatch {
                 continue;
             }
             told.insert(start, now_ms);
+            let why = format!(
+                "heights {} failed {} times and wait for an operator: {}",
+                lease.range, lease.attempt, lease.last_error
+            );
+            self.reports.fatal(lease.done_to, why);
             tracing::error!(
                 range = %lease.range,
                 done_to = %lease.done_to,
                 attempt = lease.attempt,
                 owner = lease.owner,
+                error = lease.last_error,
                 "CRITICAL: a range of blocks failed too often to be filled, and the archive can't go on above it. Mend the cause, then `cairn leases retry raw:{start}`"
             );
         }

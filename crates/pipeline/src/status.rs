@@ -81,11 +81,11 @@ pub struct IngestStatus {
 }
 
 impl IngestStatus {
-    /// How many heights the tip is behind the source's head.
+    /// How many heights the tip is behind what is worked towards: the source's head, or the last height that is to be stored.
     pub fn lag_heights(&self) -> Option<u64> {
-        match (self.source_head, self.tip) {
-            (Some(head), Some(tip)) => Some(head.since(tip.height)),
-            (Some(head), None) => Some(head.get() + 1),
+        match (self.target, self.tip) {
+            (Some(target), Some(tip)) => Some(target.since(tip.height)),
+            (Some(target), None) => Some(target.get() + 1),
             _ => None,
         }
     }

@@ -95,6 +95,7 @@ async fn i05_the_gap_shows_and_ages_though_the_ingester_stands_still() {
         clock: world.clock.clone(),
         stop_inclusive: None,
         every: Duration::from_secs(10),
+        reports: Default::default(),
     };
     let watching = tokio::spawn(watch.run(stop.clone()));
     let seen = || {

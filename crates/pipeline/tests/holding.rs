@@ -8,9 +8,12 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use cairn_core::Height;
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::StoreError;
-use cairn_store::derived::{Coordinator, LeaseStatus, MAX_ATTEMPTS, Severity, WorkerLease};
+use cairn_store::derived::{
+    ClaimRequest, Coordinator, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, Severity, WorkerLease,
+};
 use cairn_store::memory::CommitHook;
 use futures::FutureExt;
 
@@ -158,5 +161,43 @@ async fn a_claim_that_fails_is_no_bad_end_of_the_range_in_hand() {
     assert!(world.logged().await.is_empty(), "{:#?}", world.logged().await);
     world.append(MAIN, 21, 25).await;
     world.until_next("mark_worker", 26).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_that_is_dead_without_a_word_is_put_into_the_error_log() {
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+    world.append(MAIN, 21, 40).await;
+    // Processes that died over it reported nothing.
+    let request = ClaimRequest {
+        service: "mark_worker".into(),
+        version: 1,
+        owner: "somebody".into(),
+        ttl_ms: 1_000,
+        range_heights: 1_000,
+        first: Height(0),
+        limit_exclusive: Height(41),
+        stop_exclusive: None,
+        in_order: false,
+    };
+    for _ in 0..MAX_ATTEMPTS {
+        let lease = world.app.claim(&request).await.unwrap().expect("the range");
+        let end = LeaseEnd::Bad { message: "it died".into(), retry_in_ms: 0 };
+        world.app.end(&lease, end).await.unwrap();
+    }
+    assert!(world.leases().await.iter().any(|lease| lease.is_dead()));
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    pass_ms(400_000).await;
+    let logged = world.logged().await;
+    assert_eq!(logged.len(), 1, "{logged:#?}");
+    let error = &logged[0].error;
+    assert_eq!(
+        (error.service.as_str(), error.severity, error.height),
+        ("mark_worker", Severity::Fatal, Height(21))
+    );
+    assert!(error.message.contains("wait for an operator: it died"), "{}", error.message);
     working.stop().await.unwrap();
 }

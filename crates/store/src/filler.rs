@@ -5,7 +5,7 @@
 //! where the lease's first block links to the tip (law 3). The caller keeps ranges at or below what the source calls final, so no reorg
 //! of the chain reaches them; what a mixed set of nodes filled wrongly is found where it doesn't link (docs/adr/0002). Each verb is one transaction.
 //!
-//! `attempt` counts consecutive bad ends without movement of `done_to`, once each, whoever notices: [`RawFiller::release`] with `bad_end`, or the
+//! `attempt` counts consecutive bad ends without movement of `done_to`, once each, whoever notices: [`RawFiller::release`] with [`RangeEnd::Bad`], or the
 //! claim that finds the lease expired, adds one where `done_to` has not moved since the lease was claimed; a fill that moves it
 //! sets it to 0; a renewal is no movement. A broken seam adds one too. A lease that failed with `attempt` at [`MAX_ATTEMPTS`] or above is dead: no claim takes it, and what it lacks is not
 //! filled, until an operator frees it by [`RawFiller::retry_range`].
@@ -17,8 +17,9 @@
 use async_trait::async_trait;
 use cairn_core::{BlockId, Fence, Height, HeightRange, RawBlock};
 
-use crate::derived::MAX_ATTEMPTS;
-use crate::{HeadRow, Result};
+use crate::derived::rules::shortened;
+use crate::derived::{MAX_ATTEMPTS, MAX_ERROR_BYTES};
+use crate::{HeadRow, Result, StoreError};
 
 /// Leases that may pile up above a dead one, which the head doesn't pass: every verb reads them.
 pub const MAX_LEASES_BESIDE_DEAD: usize = 1_000;
@@ -65,6 +66,53 @@ pub struct RawLease {
     pub last_id: Option<BlockId>,
     /// The parent of the lease's first block; `None` before the first fill.
     pub first_parent: Option<BlockId>,
+    /// Why it ended last; empty where it didn't, or has moved since. Truncated to [`MAX_ERROR_BYTES`].
+    pub last_error: String,
+}
+
+/// How a lease is given back before it is complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RangeEnd {
+    /// In order.
+    Released,
+    /// What may pass is in the way, such as this; no attempt is counted.
+    Transient(String),
+    /// It failed over this: an attempt is counted where `done_to` has not moved since the claim.
+    Bad(String),
+}
+
+/// What stores do to a lease that ends, so that all of them say the same of it.
+impl RawLease {
+    /// Notes how its holder left it.
+    pub fn end(&mut self, end: RangeEnd, has_moved: bool) {
+        match end {
+            RangeEnd::Released => {}
+            RangeEnd::Transient(error) => self.note(&error),
+            RangeEnd::Bad(error) => {
+                self.note(&error);
+                self.attempt += u32::from(!has_moved);
+            }
+        }
+    }
+
+    /// Notes that it expired, and nothing was done since it was claimed.
+    pub fn expire(&mut self) {
+        self.attempt += 1;
+        self.note(&format!("{} neither filled nor renewed it in time", self.owner));
+    }
+
+    /// Notes that what was filled of it is given up, since it doesn't join.
+    pub fn give_up(&mut self, error: &StoreError) {
+        self.attempt += 1;
+        self.note(&error.to_string());
+        self.done_to = self.range.start();
+        self.last_id = None;
+        self.first_parent = None;
+    }
+
+    fn note(&mut self, error: &str) {
+        self.last_error = shortened(error, MAX_ERROR_BYTES);
+    }
 }
 
 impl RawLease {
@@ -109,9 +157,8 @@ pub trait RawFiller: Send + Sync {
     /// left as it is. What counts of `lease` are its range and fence.
     async fn renew_range(&self, lease: &RawLease, ttl_ms: u64) -> Result<RawLease>;
 
-    /// Gives a lease back before it is complete; `bad_end` counts an attempt where `done_to` has not moved since the claim.
-    /// A completed lease stays completed.
-    async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()>;
+    /// Gives a lease back before it is complete. A completed lease stays completed.
+    async fn release(&self, lease: &RawLease, end: RangeEnd) -> Result<()>;
 
     /// An operator frees the failed or dead lease that begins at `start`: its attempts count from 0 again. `None`: there is no such lease, or it isn't failed.
     async fn retry_range(&self, start: Height) -> Result<Option<RawLease>>;
@@ -147,6 +194,7 @@ mod tests {
             done_to: Height(n),
             last_id: None,
             first_parent: None,
+            last_error: String::new(),
         };
         let mut leases: Vec<_> = (0..MAX_LEASES_BESIDE_DEAD as u64)
             .map(|n| lease(n, RawLeaseState::Completed, MAX_ATTEMPTS))

@@ -31,7 +31,7 @@ mod writer;
 pub use check::{MAX_SENDER_BYTES, check_batch};
 pub use dump::{Dump, DumpBuilder, RawDump};
 pub use error::StoreError;
-pub use filler::{MAX_LEASES_BESIDE_DEAD, RawFiller, RawLease, RawLeaseState, is_held_up};
+pub use filler::{MAX_LEASES_BESIDE_DEAD, RangeEnd, RawFiller, RawLease, RawLeaseState, is_held_up};
 pub use head::{Checkpoint, HeadRow, PendingPurge, RAW_INGESTER, ReorgMark, StoreInfo};
 pub use payload::{
     CollectOptions, Collected, ListedPayload, LivePage, MarkedDead, MemoryPayloads, MemoryRegistry,

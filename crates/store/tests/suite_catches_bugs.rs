@@ -11,7 +11,7 @@ use cairn_store::memory::MemoryStore;
 use cairn_store::suite::{StoreFactory, StorePlace, TestStore, cases};
 use cairn_store::{
     AppendBatch, BlocksRead, Checkpoint, Dump, HeadRow, IndexFingerprint, LogQuery, Maintained,
-    PurgeProgress, RawDump, RawFiller, RawLease, RawMaintenance, RawReader, RawSnapshot, RawWriter,
+    PurgeProgress, RangeEnd, RawDump, RawFiller, RawLease, RawMaintenance, RawReader, RawSnapshot, RawWriter,
     ReorgEntry, Result, Rollback, StoreError, StoreInfo, StoreSizes, TxPlace,
 };
 
@@ -53,6 +53,7 @@ enum Bug {
     RenewDoesNothing,
     ReleaseForgetsBadEnds,
     ReleaseCountsGoodEnds,
+    ReleaseForgetsTheReason,
     AdvanceHidesTheSeam,
     // Reading.
     SnapshotsAreNotIsolated,
@@ -81,7 +82,7 @@ enum Bug {
 
 use Bug::*;
 
-const BUGS: [Bug; 54] = [
+const BUGS: [Bug; 55] = [
     AcquireKeepsTheFence,
     AppendIgnoresTheFence,
     FinalizeIgnoresTheFence,
@@ -114,6 +115,7 @@ const BUGS: [Bug; 54] = [
     RenewDoesNothing,
     ReleaseForgetsBadEnds,
     ReleaseCountsGoodEnds,
+    ReleaseForgetsTheReason,
     AdvanceHidesTheSeam,
     SnapshotsAreNotIsolated,
     PartsAreIgnored,
@@ -325,10 +327,15 @@ impl RawFiller for Buggy {
         self.inner.renew_range(&lease, if self.has(RenewDoesNothing) { 0 } else { ttl_ms }).await
     }
 
-    async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {
+    async fn release(&self, lease: &RawLease, end: RangeEnd) -> Result<()> {
         let lease = self.lease(lease, ReleaseIgnoresTheFence).await;
-        let bad_end = (bad_end && !self.has(ReleaseForgetsBadEnds)) || self.has(ReleaseCountsGoodEnds);
-        self.inner.release(&lease, bad_end).await
+        let end = match end {
+            RangeEnd::Bad(error) if self.has(ReleaseForgetsBadEnds) => RangeEnd::Transient(error),
+            RangeEnd::Released if self.has(ReleaseCountsGoodEnds) => RangeEnd::Bad(String::new()),
+            RangeEnd::Transient(_) if self.has(ReleaseForgetsTheReason) => RangeEnd::Released,
+            end => end,
+        };
+        self.inner.release(&lease, end).await
     }
 
     async fn retry_range(&self, start: Height) -> Result<Option<RawLease>> {

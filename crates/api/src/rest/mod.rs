@@ -81,6 +81,17 @@ pub enum HaltedPart {
     Range,
 }
 
+/// What the configuration makes of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerUse {
+    /// It runs, and derived data is there as far as it is.
+    Required,
+    /// It runs where there is a node to ask, and nothing waits for it.
+    AsksNode,
+    /// It doesn't run; what it made before stays as it is.
+    Disabled,
+}
+
 /// Says what has stopped.
 pub type Halts = Arc<dyn Fn() -> Vec<Halt> + Send + Sync>;
 
@@ -97,6 +108,8 @@ pub struct RestState {
     pub catalog: Catalog,
     /// Which workers each worker reads from, by name.
     pub upstreams: BTreeMap<&'static str, &'static [&'static str]>,
+    /// The workers of the chain as the configuration of this process has them, by name.
+    pub workers: BTreeMap<&'static str, WorkerUse>,
     /// What of this process has stopped and wants a person; asked whenever somebody asks for the status.
     pub halts: Halts,
     /// The form in which the terms of `search_index` are kept, of a text that is searched for.
@@ -136,6 +149,16 @@ impl Api {
 
     fn upstreams_of(&self, service: &str) -> &'static [&'static str] {
         self.state.upstreams.get(service).copied().unwrap_or_default()
+    }
+
+    /// What the configuration makes of a worker; one that it doesn't know doesn't run.
+    fn use_of(&self, service: &str) -> WorkerUse {
+        self.state.workers.get(service).copied().unwrap_or(WorkerUse::Disabled)
+    }
+
+    fn required_workers(&self) -> impl Iterator<Item = &'static str> {
+        let workers = self.state.workers.iter();
+        workers.filter(|(_, is)| **is == WorkerUse::Required).map(|(name, _)| *name)
     }
 
     fn search_term(&self, text: &str) -> String {

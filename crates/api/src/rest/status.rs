@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use cairn_core::{BlockRef, Height, HeightRange, Parts};
 use cairn_store::StoreError;
-use cairn_store::derived::{DerivedCheckpoint, DerivedSnapshot, LeaseFilter};
+use cairn_store::derived::{DerivedCheckpoint, DerivedSnapshot, LeaseFilter, LeaseStatus};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -16,10 +16,14 @@ use super::params::{NoParams, Params};
 use super::problem::Problem;
 use super::view::View;
 use super::words::{Hash, Num};
-use super::{Api, Halt, HaltedPart};
+use super::{Api, Halt, HaltedPart, WorkerUse};
 
 /// The most halts that are named.
 const MAX_HALTS: usize = 100;
+/// The most leases that are looked at for what went wrong last.
+const MAX_FAILING: usize = 1_000;
+/// The most characters of that which are shown.
+const MAX_ERROR_CHARS: usize = 300;
 /// So many quarantined blocks are counted by looking at each.
 const FEW_QUARANTINED: usize = 1_000;
 
@@ -41,7 +45,8 @@ pub(crate) struct Status {
     pub finalized: Option<BlockName>,
     /// Reorgs so far.
     pub newest_reorg: Num,
-    /// The lowest of the workers' heights; null where there is no worker, or one has not finished a block.
+    /// The lowest height of the workers that everything derived rests on: of those that are enabled and don't ask a node. Null where there is none, or one has not finished a
+    /// block.
     pub app_watermark_height: Option<Num>,
     /// The derived tables; null where there are none here.
     pub derived: Option<Derived>,
@@ -94,8 +99,14 @@ pub(crate) struct Worker {
     pub tip: Option<BlockName>,
     /// How many blocks it is behind the newest stored one.
     pub lag_blocks: Option<Num>,
+    /// Whether it runs by the configuration of the process that answers. One that doesn't stays where it is, and its tables as they are.
+    pub is_enabled: bool,
+    /// Whether it asks a node. It then has no part in `app_watermark_height`: nothing waits for it.
+    pub asks_node: bool,
     /// Whether an operator paused it.
     pub is_paused: bool,
+    /// Why it doesn't get on, where a range of it has failed and is tried again; null else. The beginning of it.
+    pub last_error: Option<String>,
     /// How many blocks up to its tip it could not process and passed over.
     pub quarantined_blocks: Num,
     /// It makes everything anew and is not yet where it was: what rests on it is `being-rebuilt`. Null else.
@@ -126,26 +137,40 @@ impl Rebuild {
     }
 }
 
-/// Every worker that has a checkpoint, and those that have none since they are being reset; by name.
-fn workers(
-    app: &dyn DerivedSnapshot,
-    tip: Option<BlockRef>,
-    quarantined: &BTreeMap<String, u64>,
-) -> Vec<Worker> {
-    let checkpoints = app.checkpoints().iter().map(|checkpoint| (&checkpoint.service, Some(checkpoint)));
-    let cleared = app.rebuilds().iter().map(|rebuild| (&rebuild.service, None));
+/// What is counted and said by worker.
+#[derive(Default)]
+struct OfWorkers {
+    quarantined: BTreeMap<String, u64>,
+    last_errors: BTreeMap<String, String>,
+}
+
+impl OfWorkers {
+    async fn read(app: &dyn DerivedSnapshot) -> Result<OfWorkers, StoreError> {
+        Ok(OfWorkers { quarantined: quarantined_counts(app).await?, last_errors: last_errors(app).await? })
+    }
+}
+
+/// Every worker that is required or has a checkpoint, and those that have none since they are being reset; by name.
+fn workers(api: &Api, app: &dyn DerivedSnapshot, tip: Option<BlockRef>, of: &OfWorkers) -> Vec<Worker> {
+    let required = api.required_workers().map(|name| (name, None));
+    let cleared = app.rebuilds().iter().map(|rebuild| (rebuild.service.as_str(), None));
+    let checkpoints =
+        app.checkpoints().iter().map(|checkpoint| (checkpoint.service.as_str(), Some(checkpoint)));
     // Of two with one name the later one stays.
-    let all: BTreeMap<_, _> = cleared.chain(checkpoints).collect();
-    let worker = |(name, checkpoint): (&String, Option<&DerivedCheckpoint>)| {
+    let all: BTreeMap<_, _> = required.chain(cleared).chain(checkpoints).collect();
+    let worker = |(name, checkpoint): (&str, Option<&DerivedCheckpoint>)| {
         let rebuild = app.being_rebuilt(name);
         let last = checkpoint.and_then(DerivedCheckpoint::last);
         Worker {
-            name: name.clone(),
+            name: name.to_owned(),
             tip: last.map(BlockName::of),
             lag_blocks: last.zip(tip).map(|(last, tip)| Num(tip.height.since(last.height))),
+            is_enabled: api.use_of(name) != WorkerUse::Disabled,
+            asks_node: api.use_of(name) == WorkerUse::AsksNode,
             is_paused: checkpoint
                 .map_or_else(|| rebuild.is_some_and(|rebuild| rebuild.paused), |at| at.paused),
-            quarantined_blocks: Num(quarantined.get(name).copied().unwrap_or(0)),
+            last_error: of.last_errors.get(name).cloned(),
+            quarantined_blocks: Num(of.quarantined.get(name).copied().unwrap_or(0)),
             rebuild: rebuild.map(Rebuild::of),
         }
     };
@@ -182,6 +207,31 @@ async fn quarantined_counts(app: &dyn DerivedSnapshot) -> Result<BTreeMap<String
     Ok(counts)
 }
 
+/// Why ranges of each service don't get on: of those that failed and wait for another try, or have it now and have done nothing yet, the oldest one's error.
+async fn last_errors(app: &dyn DerivedSnapshot) -> Result<BTreeMap<String, String>, StoreError> {
+    let mut errors = BTreeMap::new();
+    for status in [LeaseStatus::Failed, LeaseStatus::Active] {
+        let filter = LeaseFilter { status: Some(status), limit: MAX_FAILING, ..LeaseFilter::default() };
+        for lease in app.leases(&filter).await? {
+            if !lease.last_error.is_empty() && lease.done_to == lease.claimed_done_to {
+                let shown = lease.last_error.chars().take(MAX_ERROR_CHARS).collect();
+                errors.entry(lease.service).or_insert(shown);
+            }
+        }
+    }
+    Ok(errors)
+}
+
+/// The lowest height of those that everything rests on.
+fn watermark(api: &Api, workers: &[Worker]) -> Option<Num> {
+    let required = api.required_workers().map(|name| {
+        let worker = workers.iter().find(|worker| worker.name == name);
+        worker.and_then(|worker| Some(worker.tip.as_ref()?.height.0))
+    });
+    // One that has none yet is the lowest.
+    required.min().flatten().map(Num)
+}
+
 /// How far everything has come. The heights of workers are of one moment, and may be a moment older than the tip.
 #[utoipa::path(
     get,
@@ -212,7 +262,7 @@ pub(crate) async fn get_status(
         None => None,
     };
     let mut halts: Vec<Halt> = api.halts();
-    let mut quarantined = BTreeMap::new();
+    let mut of = OfWorkers::default();
     if let Some(app) = &app {
         let dead = LeaseFilter { dead: true, limit: MAX_HALTS, ..LeaseFilter::default() };
         halts.extend(app.leases(&dead).await?.into_iter().map(|lease| Halt {
@@ -221,14 +271,13 @@ pub(crate) async fn get_status(
             height: Some(lease.done_to),
             code: "range-failed".to_owned(),
         }));
-        quarantined = quarantined_counts(&**app).await?;
+        of = OfWorkers::read(&**app).await?;
     }
     halts.truncate(MAX_HALTS);
     let mut app_watermark_height = None;
     let derived = app.map(|app| {
-        let workers = workers(&*app, head.tip, &quarantined);
-        let lowest = workers.iter().map(|worker| worker.tip.as_ref().map(|tip| tip.height.0)).min();
-        app_watermark_height = lowest.flatten().map(Num);
+        let workers = workers(&api, &*app, head.tip, &of);
+        app_watermark_height = watermark(&api, &workers);
         let forks = app.forks();
         Derived { applied_reorg: Num(forks.applied.id), is_reorg_under_way: !forks.is_settled(), workers }
     });

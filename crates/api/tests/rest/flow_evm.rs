@@ -120,6 +120,7 @@ fn with_lookups(world: &World, places: HashMap<[u8; 32], Vec<TxPlace>>, has_term
         app: Some(Arc::new(world.app.clone())),
         catalog: world.catalog.clone(),
         upstreams: BTreeMap::new(),
+        workers: BTreeMap::new(),
         halts: Arc::new(Vec::new),
         search_term: cairn_explorer::processors::evm::token_metadata::search_term,
         limits: limits(),

@@ -180,6 +180,7 @@ fn narrow(world: &World, max_examined_rows: usize) -> World {
         app: Some(Arc::new(world.app.clone())),
         catalog: world.catalog.clone(),
         upstreams: Default::default(),
+        workers: Default::default(),
         halts: Arc::new(Vec::new),
         search_term: cairn_explorer::processors::evm::token_metadata::search_term,
         limits: RestLimits { max_examined_rows, ..limits() },

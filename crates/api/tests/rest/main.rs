@@ -17,4 +17,5 @@ mod middle;
 mod problems;
 mod rebuilt;
 mod search;
+mod status;
 mod stream;

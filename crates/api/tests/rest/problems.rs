@@ -129,6 +129,7 @@ async fn without_derived_tables_the_chain_is_served_and_the_rest_says_why_not() 
         app: None,
         catalog: evm_catalog().expect("tables"),
         upstreams: BTreeMap::new(),
+        workers: BTreeMap::new(),
         halts: Arc::new(Vec::new),
         search_term: cairn_explorer::processors::evm::token_metadata::search_term,
         limits: limits(),

@@ -10,11 +10,11 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
-use cairn_api::rest::{Halt, RestChain, RestLimits, RestState, router};
+use cairn_api::rest::{Halt, RestChain, RestLimits, RestState, WorkerUse, router};
 use cairn_core::{BlockRef, ChainId, Height, HeightRange, RawBlock, SystemClock};
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_explorer::processors::{EVM, FLOW, Settings, evm_catalog, evm_processors};
-use cairn_pipeline::derive::processor::{AskError, Processor};
+use cairn_pipeline::derive::processor::{AskError, Processor, ServiceInfo};
 use cairn_pipeline::derive::{Compute, DeriveOptions, Deriver};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain, SyntheticOptions};
 use cairn_store::derived::Catalog;
@@ -39,14 +39,24 @@ pub struct World {
     pub router: Router,
 }
 
-/// Who reads from whom.
-fn upstreams(chain: RestChain) -> BTreeMap<&'static str, &'static [&'static str]> {
+fn services(chain: RestChain) -> impl Iterator<Item = &'static ServiceInfo> {
     let registrations = match chain {
         RestChain::Evm => EVM,
         RestChain::Flow(_) => FLOW,
     };
-    let services = registrations.iter().map(|registration| registration.service);
-    services.map(|service| (service.name, service.upstreams)).collect()
+    registrations.iter().map(|registration| registration.service)
+}
+
+/// Who reads from whom.
+fn upstreams(chain: RestChain) -> BTreeMap<&'static str, &'static [&'static str]> {
+    services(chain).map(|service| (service.name, service.upstreams)).collect()
+}
+
+/// All workers are enabled.
+pub fn workers(chain: RestChain) -> BTreeMap<&'static str, WorkerUse> {
+    let asks = |name: &str| name.ends_with("_metadata_worker") || name == "contract_code_worker";
+    let of = |name| if asks(name) { WorkerUse::AsksNode } else { WorkerUse::Required };
+    services(chain).map(|service| (service.name, of(service.name))).collect()
 }
 
 /// What was answered.
@@ -103,6 +113,7 @@ impl World {
             app: Some(Arc::new(app.clone())),
             catalog: catalog.clone(),
             upstreams: upstreams(chain),
+            workers: workers(chain),
             halts: Arc::new({
                 let halts = halts.clone();
                 move || halts.lock().expect("no panic").clone()

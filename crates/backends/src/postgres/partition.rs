@@ -308,6 +308,10 @@ mod tests {
         // Many at once are refused.
         assert!(wanted(&[], 10, range(0, 1_000), 0).is_err());
         assert!(wanted(&[], 10, range(u64::MAX - 5, u64::MAX), 0).is_err());
+        // The largest commit fits into the smallest partitions that a configuration may ask for, wherever it begins.
+        for first in [0, 1, 99] {
+            assert!(wanted(&[], 100, range(first, first + 1_024), 2).is_ok(), "{first}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use cairn_core::{BlockId, BlockRef, Fence, Height, HeightRange, RawBlock};
 use cairn_store::derived::MAX_ATTEMPTS;
-use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, is_held_up};
+use cairn_store::{HeadRow, RangeEnd, RawFiller, RawLease, RawLeaseState, Result, StoreError, is_held_up};
 use rusqlite::{Connection, Row, params};
 
 use super::blocks::{self};
@@ -35,6 +35,7 @@ impl LeaseRow {
             done_to: range.start(),
             last_id: None,
             first_parent: None,
+            last_error: String::new(),
         };
         LeaseRow { lease, claimed_at: range.start() }
     }
@@ -49,7 +50,7 @@ impl LeaseRow {
     fn write(&self, conn: &Connection) -> Result<()> {
         let lease = &self.lease;
         conn.prepare_cached(
-            "INSERT OR REPLACE INTO raw_leases VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+            "INSERT OR REPLACE INTO raw_leases VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
         )
         .and_then(|mut statement| {
             statement.execute(params![
@@ -65,6 +66,7 @@ impl LeaseRow {
                 sql(self.claimed_at),
                 lease.last_id.map(|id| id.0),
                 lease.first_parent.map(|id| id.0),
+                lease.last_error,
             ])
         })
         .map_err(db)?;
@@ -97,6 +99,7 @@ fn lease_row(row: &Row<'_>) -> rusqlite::Result<LeaseRow> {
         done_to: get_height(row, 7)?,
         last_id: id(9)?,
         first_parent: id(10)?,
+        last_error: row.get(11)?,
     };
     Ok(LeaseRow { lease, claimed_at: get_height(row, 8)? })
 }
@@ -177,7 +180,7 @@ impl RawFiller for SqliteStore {
         .await
     }
 
-    async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {
+    async fn release(&self, lease: &RawLease, end: RangeEnd) -> Result<()> {
         let held = lease.clone();
         self.write(move |shared| {
             let now_ms = shared.now_ms();
@@ -186,9 +189,8 @@ impl RawFiller for SqliteStore {
                 if row.lease.state == RawLeaseState::Completed {
                     return Ok(());
                 }
-                if bad_end && !row.has_moved() {
-                    row.lease.attempt += 1;
-                }
+                let has_moved = row.has_moved();
+                row.lease.end(end.clone(), has_moved);
                 row.give_back(&mut head, now_ms);
                 row.write(tx)?;
                 head.write(tx)
@@ -257,7 +259,7 @@ fn to_reclaim(
     let below = leases.into_iter().take_while(|row| row.lease.range.start() < stop_exclusive);
     for mut row in below.filter(is_free) {
         if row.lease.state == RawLeaseState::Active && !row.has_moved() {
-            row.lease.attempt += 1;
+            row.lease.expire();
             if row.lease.attempt >= MAX_ATTEMPTS {
                 row.give_back(head, now_ms);
                 row.write(conn)?;
@@ -351,6 +353,7 @@ fn fill(
     lease.done_to = last.height.next();
     lease.last_id = Some(last.id);
     lease.attempt = 0;
+    lease.last_error.clear();
     lease.expires_at_ms = expires_at_ms;
     if lease.done_to == lease.range.end() {
         lease.state = RawLeaseState::Completed;
@@ -419,10 +422,7 @@ fn give_up(
     let filled = HeightRange::new(range.start(), row.lease.done_to);
     index::cut(tx, filled)?;
     head.discard = Some(filled);
-    row.lease.attempt += 1;
-    row.lease.done_to = range.start();
-    row.lease.last_id = None;
-    row.lease.first_parent = None;
+    row.lease.give_up(&error);
     row.give_back(head, now_ms);
     row.write(tx)?;
     Ok(error)

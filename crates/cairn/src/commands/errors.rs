@@ -1,18 +1,20 @@
 //! `cairn errors`: what could not be indexed.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Context;
 use cairn_core::Height;
+use cairn_pipeline::ingest::RAW_SERVICE;
 use cairn_store::derived::{ErrorFilter, ErrorLog, LoggedError};
 
 use crate::cli::{ErrorsArgs, ErrorsCommand};
 use crate::config::{self, Overrides};
 use crate::operators::{self, Operation};
-use crate::output;
 use crate::output::more;
 use crate::stores::{self, Access, RawStore};
+use crate::{derive, output};
 
 /// Bytes of a payload in one line.
 const DATA_LINE_BYTES: usize = 32;
@@ -31,6 +33,11 @@ pub async fn errors(file: Option<&Path>, args: &ErrorsArgs) -> anyhow::Result<()
                 limit: *limit,
             };
             let errors = ErrorLog::list(&*raw, &filter).await?;
+            if let Some(worker) = worker.as_deref().filter(|name| errors.is_empty() && *name != RAW_SERVICE) {
+                derive::demand_worker(&config, worker).map_err(|error| {
+                    anyhow::anyhow!("{error}, and `{RAW_SERVICE}` for what is not stored")
+                })?;
+            }
             let open = raw.count_unresolved().await?;
             let more = more(errors.last().map(|logged| logged.id), errors.len(), *limit);
             Ok(output::print(&(table(&errors, open)? + &more))?)
@@ -48,9 +55,18 @@ pub async fn errors(file: Option<&Path>, args: &ErrorsArgs) -> anyhow::Result<()
     }
 }
 
-/// Closes errors; says how many.
+/// Closes errors; says how many. Where one of them is not there, none is closed: a number may be mistyped.
 pub async fn resolve(raw: &dyn RawStore, ids: &[u64]) -> anyhow::Result<String> {
-    Ok(format!("{} closed\n", raw.resolve(ids).await?))
+    let ids: BTreeSet<u64> = ids.iter().copied().collect();
+    for id in &ids {
+        find(raw, *id).await?;
+    }
+    let ids: Vec<u64> = ids.into_iter().collect();
+    let closed = raw.resolve(&ids).await?;
+    Ok(match (ids.len() as u64).saturating_sub(closed) {
+        0 => format!("{closed} closed\n"),
+        before => format!("{closed} closed; closed before: {before}\n"),
+    })
 }
 
 /// An error by its number.

@@ -48,7 +48,7 @@ pub async fn import(file: Option<&Path>, args: &ImportArgs) -> anyhow::Result<()
     };
     let ingester = Ingester::new(Arc::new(source), store, clock, board.clone(), options);
     let stop = CancellationToken::new();
-    let showing = tokio::spawn(progress::show(board.subscribe(), None));
+    let showing = tokio::spawn(progress::show(board.subscribe(), None, stop.clone()));
     let running = ingester.run(stop.clone());
     tokio::pin!(running);
     let finished = tokio::select! {

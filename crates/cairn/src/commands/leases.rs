@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use cairn_core::Height;
+use cairn_pipeline::ingest::RAW_SERVICE;
 use cairn_store::derived::{LeaseFilter, LeaseStatus, WorkerLease};
 use cairn_store::{RawLease, RawLeaseState};
 
@@ -16,7 +17,7 @@ use crate::stores::{self, Access};
 use crate::{derive, output};
 
 /// The name under which ranges of blocks are listed.
-const RAW: &str = "raw";
+const RAW: &str = RAW_SERVICE;
 
 /// Lists, frees or takes away.
 pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()> {
@@ -87,6 +88,10 @@ async fn list(config: &Config, filter: &LeaseFilter) -> anyhow::Result<String> {
         rest = more(leases.last().map(|lease| lease.id), leases.len(), filter.limit);
         lines.extend(leases.iter().map(Line::of_derived));
     }
+    if let Some(service) = filter.service.as_deref().filter(|service| lines.is_empty() && *service != RAW) {
+        derive::demand_worker(config, service)
+            .map_err(|error| anyhow::anyhow!("{error}, and `{RAW}` for ranges of blocks"))?;
+    }
     Ok(table(&lines)? + &rest)
 }
 
@@ -136,7 +141,7 @@ impl Line {
             done_to: lease.done_to,
             attempt: lease.attempt,
             owner: lease.owner.clone(),
-            last_error: String::new(),
+            last_error: lease.last_error.clone(),
         }
     }
 }

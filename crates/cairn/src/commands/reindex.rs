@@ -371,14 +371,13 @@ fn workers(config: &Config) -> anyhow::Result<Vec<Worker>> {
         workers.push(Worker { service: processor.service(), kind, is_disabled: false });
     }
     for service in config.chain().registrations().iter().map(|registration| registration.service) {
-        let asks = |table: &&TableDef| matches!(table.class, TableClass::Answers | TableClass::Content);
         let folds = |table: &&TableDef| matches!(table.class, TableClass::State);
         let is_known = workers.iter().any(|worker| worker.service.name == service.name);
         let is_disabled = config.derive.disabled.iter().any(|name| name == service.name);
         if is_known {
             continue;
         }
-        if service.tables.iter().all(asks) {
+        if derive::asks_node(service) {
             workers.push(Worker { service, kind: Kind::Enricher, is_disabled });
         } else if is_disabled && service.tables.iter().all(folds) {
             workers.push(Worker { service, kind: Kind::Folder, is_disabled });

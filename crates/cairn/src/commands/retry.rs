@@ -6,6 +6,7 @@
 
 use anyhow::{Context, bail};
 use cairn_core::{Height, HeightRange};
+use cairn_pipeline::ingest::RAW_SERVICE;
 use cairn_store::derived::{LeaseFilter, LeaseKind, LeaseStatus, NewError, WorkerLease};
 
 use super::errors::find;
@@ -29,6 +30,12 @@ pub async fn retry(
     let found = find(raw, id).await?;
     let NewError { service, height, .. } = &found.error;
     let (service, height) = (service.as_str(), *height);
+    if service == RAW_SERVICE {
+        bail!(
+            "error {id} is about blocks that are not stored: those are asked for by whoever ingests, again and again; a range that waits for an operator, by `cairn leases retry raw:HEIGHT`. \
+             `cairn errors resolve {id}` closes it"
+        );
+    }
     let alone = reindex::takes_ranges(config, service)?;
     if !alone && !yes {
         bail!(

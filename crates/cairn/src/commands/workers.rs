@@ -54,6 +54,14 @@ async fn list(config: &Config) -> anyhow::Result<()> {
 pub async fn pause(app: &dyn AppStore, worker: &str, paused: bool) -> anyhow::Result<String> {
     let snapshot = app.snapshot().await?;
     if snapshot.checkpoint(worker).is_none() {
+        if let Some(rebuild) = snapshot.rebuilds().iter().find(|rebuild| rebuild.service == worker) {
+            bail!(
+                "{worker} is being reset: what it made before is still being deleted, and it claims nothing until then. It begins anew {} at height {}; ask again when \
+                 `cairn workers list` shows it so",
+                if rebuild.paused { "paused" } else { "and goes on" },
+                rebuild.first
+            );
+        }
         let known: Vec<_> =
             snapshot.checkpoints().iter().map(|checkpoint| checkpoint.service.as_str()).collect();
         bail!("there is no worker `{worker}`; there are {}", known.join(", "));

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::context::Context;
 use super::error::DeriveError;
-use super::orphans;
+use super::{orphans, report};
 
 /// At most so many gaps and dead leases are named.
 const NAMED: usize = 100;
@@ -124,6 +124,9 @@ async fn look(context: &Context) -> Result<(), StoreError> {
             "CRITICAL: a range failed too often and blocks its checkpoint. Mend the cause, then `cairn leases retry {}`",
             lease.id
         );
+        if let Err(error) = report::of_dead(context, lease).await {
+            tracing::warn!(lease = lease.id, %error, "the error log could not be written");
+        }
     }
     metrics::gauge!("cairn_lease_gaps").set(gaps.len() as f64);
     metrics::gauge!("cairn_dead_leases").set(dead.len() as f64);

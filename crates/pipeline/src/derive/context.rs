@@ -16,6 +16,7 @@ use super::recent::RecentBlocks;
 use super::refusals::Refusals;
 use super::report::Report;
 use super::status::DeriveBoard;
+use super::troubles::Troubles;
 use super::unanswered::Unanswered;
 use super::wake::Wake;
 
@@ -29,6 +30,8 @@ pub(super) struct Context {
     pub recent: RecentBlocks,
     /// What a node doesn't answer.
     pub unanswered: Unanswered,
+    /// What may pass and hasn't yet.
+    pub troubles: Troubles,
     /// Whose faults are counted each by itself.
     pub faults: Faults,
     /// What the database refused since the last commit.

@@ -34,6 +34,7 @@ mod report;
 pub mod state;
 pub mod status;
 mod steps;
+mod troubles;
 mod unanswered;
 mod wake;
 mod worker;
@@ -103,6 +104,7 @@ impl Deriver {
             catalog,
             recent: recent::RecentBlocks::new(options.recent_bytes),
             unanswered: unanswered::Unanswered::default(),
+            troubles: troubles::Troubles::default(),
             options,
             faults: faults::Faults::default(),
             refusals: refusals::Refusals::default(),

@@ -138,8 +138,16 @@ impl Worker {
     }
 
     fn note(&self, error: &DeriveError) {
-        tracing::debug!(service = self.service().name, %error, "derived work waits");
-        self.context.board.service(self.service().name, |service| service.last_error = error.to_string());
+        let name = self.service().name;
+        tracing::debug!(service = name, %error, "derived work waits");
+        self.context.board.service(name, |service| service.last_error = error.to_string());
+        if error.kind() != ErrorKind::Retry {
+            return;
+        }
+        metrics::counter!("cairn_worker_troubles_total", "service" => name).increment(1);
+        if let Some(lasts) = self.context.troubles.met(name) {
+            tracing::warn!(service = name, lasts_s = lasts.as_secs(), %error, "this worker doesn't get on; it goes on trying");
+        }
     }
 
     /// While the range in hand waits for the head, one chunk of a range that somebody gave up: the range at the tip may be held by the only
@@ -468,6 +476,9 @@ impl Worker {
         let name = self.service().name;
         held.lease = committed.lease;
         held.renewed(asked_at);
+        if let Some(lasted) = self.context.troubles.over(name) {
+            tracing::info!(service = name, lasted_s = lasted.as_secs(), "this worker gets on again");
+        }
         self.context.board.checkpoint(name, &committed.checkpoint);
         self.context.board.service(name, |service| service.last_error.clear());
         self.context.refusals.committed(name);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
 use cairn_source::Heads;
 use cairn_store::derived::MAX_ATTEMPTS;
-use cairn_store::{RawLease, RawLeaseState, StoreError};
+use cairn_store::{RangeEnd, RawLease, RawLeaseState, StoreError};
 use futures::future::join_all;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,8 @@ impl Ingester {
         let leases = self.store.snapshot().await?.raw_leases().await?;
         for lease in leases.iter().filter(|lease| lease.state == RawLeaseState::Active && is_of(&fill, lease))
         {
-            match self.store.release(lease, true).await {
+            let end = RangeEnd::Bad(format!("{} ended without giving it back", lease.owner));
+            match self.store.release(lease, end).await {
                 Ok(()) => {}
                 // It was given back, or completed and passed, since it was read.
                 Err(error) if error.kind() == ErrorKind::Fenced => {
@@ -207,7 +208,7 @@ impl Ingester {
         joined: &tokio::sync::Mutex<()>,
         shutdown: &CancellationToken,
     ) -> Result<(), IngestError> {
-        let (begun_at, held) = (lease.done_to, lease.clone());
+        let held = lease.clone();
         let result = tokio::select! {
             biased;
             result = self.fill_range(head_fence, fill, &mut lease, joined, shutdown) => result,
@@ -216,10 +217,20 @@ impl Ingester {
         let finished = lease.done_to >= lease.range.end();
         let fenced = matches!(&result, Err(error) if error.kind() == ErrorKind::Fenced);
         if !finished {
-            let transient = result.as_ref().err().is_none_or(|error| error.kind().is_retryable());
             // Where the head is another's, the lease may still be this process's: its successor waits for it. Another's is refused.
-            let bad_end = !transient && !fenced && lease.done_to == begun_at;
-            if let Err(error) = self.store.release(&lease, bad_end).await {
+            let end = match &result {
+                Err(error) if fenced => {
+                    tracing::debug!(%error, range = %lease.range, "another one has it, or the head");
+                    RangeEnd::Released
+                }
+                Err(error) if error.kind().is_retryable() => RangeEnd::Transient(error.to_string()),
+                Err(error) => {
+                    self.reports.fatal(lease.done_to, format!("heights {}: {error}", lease.range));
+                    RangeEnd::Bad(error.to_string())
+                }
+                Ok(()) => RangeEnd::Released,
+            };
+            if let Err(error) = self.store.release(&lease, end).await {
                 // It expires by itself; the first failure is what the caller should hear of.
                 tracing::debug!(%error, range = %lease.range, "could not give the lease back");
             }

@@ -12,13 +12,14 @@ mod fetch;
 mod fill;
 mod fork;
 mod options;
+mod reports;
 mod stop;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{BlockRef, Clock, ErrorKind, Fence, Height, HeightRange, LinkedRef, RawBlock};
-use cairn_source::{ChainSource, Heads};
+use cairn_source::{ChainSource, Heads, SourceError};
 use cairn_store::{
     AppendBatch, HeadRow, Maintained, PurgeProgress, RawFiller, RawMaintenance, RawReader, RawWriter,
 };
@@ -29,6 +30,7 @@ use self::fetch::{Piece, PieceEnd, fetch_in_order};
 use self::fill::FillTurn;
 use self::fork::Suspicion;
 pub use self::options::{FillOptions, IngestOptions};
+pub use self::reports::{RAW_SERVICE, ReportWriter, Reports};
 use self::stop::UntilStopped;
 use crate::IngestError;
 use crate::backoff::Backoff;
@@ -43,6 +45,8 @@ const PRUNE_STEP_BLOCKS: u64 = 64;
 const MAINTAIN_STEP_BYTES: u64 = 8 << 20;
 /// How long maintenance rests when there is nothing to do.
 const MAINTAIN_REST: Duration = Duration::from_millis(500);
+/// A block that checks refuse so often in a row is reported: other nodes had their turn by then.
+const REPORTED_AFTER: u32 = 5;
 /// Backfilling is what we call being at least this far behind.
 const BACKFILL_HEIGHTS: u64 = 16;
 
@@ -70,6 +74,7 @@ pub struct Ingester {
     status: StatusBoard,
     options: IngestOptions,
     budget: ByteBudget,
+    reports: Reports,
 }
 
 /// What one process knows while it holds the head.
@@ -101,7 +106,13 @@ impl Ingester {
         options: IngestOptions,
     ) -> Self {
         let budget = ByteBudget::new(options.budget_bytes);
-        Ingester { source, store, clock, status, options, budget }
+        Ingester { source, store, clock, status, options, budget, reports: Reports::default() }
+    }
+
+    /// The same, which tells these why blocks are not stored.
+    pub fn with_reports(mut self, reports: Reports) -> Self {
+        self.reports = reports;
+        self
     }
 
     /// Runs until it is told to stop, its work is done, or it must halt. The status board says what it is doing, also at the end.
@@ -127,6 +138,12 @@ impl Ingester {
             Err(error) => {
                 tracing::error!(%error, "ingestion halted");
                 self.status.halted(error);
+                // Where another ingester has taken over, nothing is wrong with blocks.
+                if error.kind() != ErrorKind::Fenced {
+                    let at = self.status.get().halt.and_then(|halt| halt.height);
+                    self.reports
+                        .fatal(at.unwrap_or(self.options.start), format!("ingestion halted: {error}"));
+                }
             }
         }
         result
@@ -135,6 +152,7 @@ impl Ingester {
     async fn drive(&self, shutdown: &CancellationToken) -> Result<Finished, IngestError> {
         let mut backoff = Backoff::new(250, 30_000, self.options.seed);
         let mut session: Option<Session> = None;
+        let mut refused = Refused::default();
         while !shutdown.is_cancelled() {
             let turn = match &mut session {
                 None => self.open().await.map(|opened| {
@@ -161,6 +179,9 @@ impl Ingester {
                 // What was asked of the source when the stop came was dropped.
                 Err(error) if error.kind().is_retryable() && shutdown.is_cancelled() => break,
                 Err(error) if error.kind().is_retryable() => {
+                    if let Some(height) = refused.again(&error) {
+                        self.reports.fatal(height, error.to_string());
+                    }
                     let pause = backoff.next_pause();
                     let pause_ms = pause.as_millis() as u64;
                     tracing::warn!(%error, tries = backoff.tries(), pause_ms, "trying again");
@@ -433,6 +454,25 @@ impl Ingester {
                 }
             }
         }
+    }
+}
+
+/// A block that checks refuse, and how often in a row.
+#[derive(Default)]
+struct Refused {
+    last: Option<(Height, u32)>,
+}
+
+impl Refused {
+    /// Another failure; the height of its block, where that was refused so often that it is to be reported now.
+    fn again(&mut self, error: &IngestError) -> Option<Height> {
+        let IngestError::Source(SourceError::Inconsistent { height, .. }) = error else { return None };
+        let times = match self.last {
+            Some((last, times)) if last == *height => times + 1,
+            _ => 1,
+        };
+        self.last = Some((*height, times));
+        (times == REPORTED_AFTER).then_some(*height)
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cairn_core::{BlockRef, Clock, Height, HeightRange};
 use cairn_pipeline::IngestError;
-use cairn_pipeline::ingest::{Finished, IngestOptions, Ingester};
+use cairn_pipeline::ingest::{Finished, IngestOptions, Ingester, Reports};
 use cairn_pipeline::status::{IngestState, StatusBoard};
 use cairn_source::ChainSource;
 use cairn_source::evm::synthetic::{
@@ -137,6 +137,7 @@ pub struct World {
     pub commits: Arc<Commits>,
     pub clock: Arc<TestClock>,
     pub options: IngestOptions,
+    pub reports: Reports,
 }
 
 impl World {
@@ -159,6 +160,7 @@ impl World {
             commits,
             clock,
             options,
+            reports: Reports::default(),
         }
     }
 
@@ -182,7 +184,8 @@ impl World {
     pub fn start_from(&self, source: Arc<dyn ChainSource>, options: IngestOptions) -> Running {
         let board = StatusBoard::new(self.clock.clone());
         let store = Arc::new(self.store.clone());
-        let ingester = Ingester::new(source, store, self.clock.clone(), board.clone(), options);
+        let ingester = Ingester::new(source, store, self.clock.clone(), board.clone(), options)
+            .with_reports(self.reports.clone());
         let shutdown = CancellationToken::new();
         let task = tokio::spawn({
             let shutdown = shutdown.clone();

@@ -9,7 +9,9 @@ use super::MemoryStore;
 use super::state::{LeaseRow, State};
 use super::writer::{common_of, demand_finality};
 use crate::derived::MAX_ATTEMPTS;
-use crate::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, check_batch, is_held_up};
+use crate::{
+    HeadRow, RangeEnd, RawFiller, RawLease, RawLeaseState, Result, StoreError, check_batch, is_held_up,
+};
 
 #[async_trait]
 impl RawFiller for MemoryStore {
@@ -56,16 +58,15 @@ impl RawFiller for MemoryStore {
         })
     }
 
-    async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {
+    async fn release(&self, lease: &RawLease, end: RangeEnd) -> Result<()> {
         let now_ms = self.now_ms();
         self.commit("release", |state| {
             let mut row = demand_lease(state, lease)?.clone();
             if row.lease.state == RawLeaseState::Completed {
                 return Ok(());
             }
-            if bad_end && !row.has_moved() {
-                row.lease.attempt += 1;
-            }
+            let has_moved = row.has_moved();
+            row.lease.end(end, has_moved);
             give_back(state, row, now_ms);
             Ok(())
         })
@@ -111,7 +112,7 @@ fn to_reclaim(state: &mut State, now_ms: u64, stop_exclusive: Height) -> Option<
             })?
             .clone();
         if row.lease.state == RawLeaseState::Active && !row.has_moved() {
-            row.lease.attempt += 1;
+            row.lease.expire();
             if row.lease.attempt >= MAX_ATTEMPTS {
                 give_back(state, row, now_ms);
                 continue;
@@ -154,6 +155,7 @@ fn fresh_row(range: HeightRange) -> LeaseRow {
         done_to: range.start(),
         last_id: None,
         first_parent: None,
+        last_error: String::new(),
     };
     LeaseRow { lease, claimed_at: range.start() }
 }
@@ -239,6 +241,7 @@ fn fill(state: &mut State, held: &RawLease, blocks: Vec<RawBlock>, expires_at_ms
     lease.done_to = last.height.next();
     lease.last_id = Some(last.id);
     lease.attempt = 0;
+    lease.last_error.clear();
     lease.expires_at_ms = expires_at_ms;
     if lease.done_to == lease.range.end() {
         lease.state = RawLeaseState::Completed;
@@ -304,10 +307,7 @@ fn give_up(state: &mut State, mut row: LeaseRow, tip: BlockRef, now_ms: u64) -> 
     for height in HeightRange::new(range.start(), row.lease.done_to).iter() {
         state.take_block(height);
     }
-    row.lease.attempt += 1;
-    row.lease.done_to = range.start();
-    row.lease.last_id = None;
-    row.lease.first_parent = None;
+    row.lease.give_up(&error);
     give_back(state, row, now_ms);
     error
 }

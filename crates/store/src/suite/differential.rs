@@ -16,8 +16,8 @@ use super::subject::{Subject, info, same_dump};
 use super::{Case, CaseResult, StoreFactory};
 use crate::memory::MemoryStore;
 use crate::{
-    AppendBatch, HeadRow, LogQuery, RawDump, RawFiller, RawLease, RawReader, RawSnapshot, RawWriter,
-    ReorgEntry, Result, Rollback, StoreError,
+    AppendBatch, HeadRow, LogQuery, RangeEnd, RawDump, RawFiller, RawLease, RawReader, RawSnapshot,
+    RawWriter, ReorgEntry, Result, Rollback, StoreError,
 };
 
 /// How many verbs a sequence has.
@@ -430,8 +430,9 @@ impl Pair {
         let Some((ours, theirs)) = self.some_lease().await? else { return Ok(()) };
         let bad_end = self.numbers.one_in(2);
         self.doing = format!("release {}, bad end {bad_end}", ours.range);
+        let end = || if bad_end { RangeEnd::Bad("it is odd".into()) } else { RangeEnd::Released };
         let answers =
-            (self.reference.release(&ours, bad_end).await, self.tested.store.release(&theirs, bad_end).await);
+            (self.reference.release(&ours, end()).await, self.tested.store.release(&theirs, end()).await);
         let answered = agree("the answer", answers)?;
         self.count(answered)
     }

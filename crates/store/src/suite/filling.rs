@@ -7,7 +7,7 @@ use cairn_core::{Height, Parts, RawBlock};
 
 use super::blocks::{anchor_parent, block, chain, chain_after, fork};
 use super::check::{is_below_finality, is_conflict, is_invalid, is_unlinked, refused, same};
-use super::leases::{STOP, TTL_MS, backfill, claim, claim_of, heights, part};
+use super::leases::{STOP, TTL_MS, backfill, bad_end, claim, claim_of, heights, part};
 use super::subject::{START_MS, Subject};
 use super::{Case, CaseResult, StoreFactory};
 use crate::{LogQuery, RawLeaseState, StoreError};
@@ -123,13 +123,13 @@ async fn i02_the_watermark_waits_for_the_range_that_failed(factory: Arc<dyn Stor
     let third = claim(&subject, "c").await?;
     subject.store.fill(&first, part(&blocks, 5, 10), TTL_MS).await?;
     subject.store.fill(&third, part(&blocks, 20, 30), TTL_MS).await?;
-    subject.store.release(&second, true).await?;
+    subject.store.release(&second, bad_end()).await?;
     for _ in 0..3 {
         let head = subject.store.advance(subject.fence).await?;
         same("the watermark", head.tip, Some(blocks[9].block_ref()))?;
         let again = claim(&subject, "b").await?;
         same("the failed range comes first", again.range, second.range)?;
-        subject.store.release(&again, true).await?;
+        subject.store.release(&again, bad_end()).await?;
     }
     let again = claim(&subject, "b").await?;
     same("its attempts", again.attempt, 4)?;

@@ -8,8 +8,8 @@ use super::blocks::{chain, fork};
 use super::check::{Failure, holds, is_fenced, is_invalid, refused, same};
 use super::subject::{START_MS, Subject};
 use super::{Case, CaseResult, StoreFactory};
-use crate::derived::MAX_ATTEMPTS;
-use crate::{RawLease, RawLeaseState, StoreError};
+use crate::derived::{MAX_ATTEMPTS, MAX_ERROR_BYTES};
+use crate::{RangeEnd, RawLease, RawLeaseState, StoreError};
 
 /// How long claims last here.
 pub(super) const TTL_MS: u64 = 60_000;
@@ -28,6 +28,7 @@ pub(super) fn cases() -> Vec<Case> {
         l01_a_zombie_filler_changes_nothing,
         an_expired_lease_that_nobody_claimed_still_belongs_to_its_holder,
         attempts_count_bad_ends_without_movement,
+        what_a_range_ended_over_is_kept_until_it_moves,
         a_lease_is_renewed_while_its_blocks_are_on_their_way,
         a_renewal_is_no_movement,
         a_range_that_ends_every_process_waits_for_an_operator,
@@ -58,6 +59,11 @@ pub(super) async fn claim_of(subject: &Subject, owner: &str, range_heights: u64)
     lease.ok_or_else(|| Failure::new("nothing to claim"))
 }
 
+/// An end over something odd.
+pub(super) fn bad_end() -> RangeEnd {
+    RangeEnd::Bad("it is odd".into())
+}
+
 /// The blocks of heights `[from, to)` of a chain that begins at 0.
 pub(super) fn part(blocks: &[RawBlock], from: u64, to: u64) -> Vec<RawBlock> {
     blocks[from as usize..to as usize].to_vec()
@@ -80,6 +86,7 @@ async fn ranges_are_cut_at_multiples_and_end_at_the_stop(factory: Arc<dyn StoreF
         done_to: Height(5),
         last_id: None,
         first_parent: None,
+        last_error: String::new(),
     };
     same("the first lease", &first, &expected)?;
     for n in 1..9 {
@@ -178,8 +185,8 @@ async fn the_lowest_lease_is_claimed_first(factory: Arc<dyn StoreFactory>) -> Ca
         leases.push(claim(&subject, "a").await?);
     }
     // Two are given back, the other three expire.
-    subject.store.release(&leases[3], false).await?;
-    subject.store.release(&leases[1], true).await?;
+    subject.store.release(&leases[3], RangeEnd::Released).await?;
+    subject.store.release(&leases[1], bad_end()).await?;
     same("given back", claim(&subject, "b").await?.range, heights(10, 20))?;
     subject.clock.advance_ms(TTL_MS);
     for from in [5, 10, 20, 30, 40] {
@@ -203,7 +210,7 @@ async fn l01_a_zombie_filler_changes_nothing(factory: Arc<dyn StoreFactory>) -> 
         same("the fences that it names", (held, current), (zombie.fence, lease.fence))?;
     }
     refused("what it did before", subject.store.fill(&zombie, part(&blocks, 5, 7), TTL_MS).await, is_fenced)?;
-    refused("the zombie's release", subject.store.release(&zombie, true).await, is_fenced)?;
+    refused("the zombie's release", subject.store.release(&zombie, bad_end()).await, is_fenced)?;
     refused("nonsense under a dead fence", subject.store.fill(&zombie, vec![], TTL_MS).await, is_fenced)?;
     let forged = RawLease { fence: Fence(lease.fence.0 + 1), ..lease.clone() };
     refused(
@@ -229,7 +236,7 @@ async fn l01_a_zombie_filler_changes_nothing(factory: Arc<dyn StoreFactory>) -> 
         subject.store.fill(&lease, part(&blocks, 8, 10), TTL_MS).await,
         is_fenced,
     )?;
-    refused("its release", subject.store.release(&lease, false).await, is_fenced)?;
+    refused("its release", subject.store.release(&lease, RangeEnd::Released).await, is_fenced)?;
     subject.is_still(&before).await?;
     subject.shows(&blocks[..10]).await
 }
@@ -251,7 +258,7 @@ async fn attempts_count_bad_ends_without_movement(factory: Arc<dyn StoreFactory>
     let (subject, blocks) = backfill(&factory).await?;
     let attempt = async || -> CaseResult<u32> { Ok(subject.first_lease().await?.attempt) };
     let lease = claim(&subject, "a").await?;
-    subject.store.release(&lease, true).await?;
+    subject.store.release(&lease, bad_end()).await?;
     same("released badly", attempt().await?, 1)?;
     let lease = claim(&subject, "a").await?;
     same("not counted again at the claim", lease.attempt, 1)?;
@@ -259,22 +266,50 @@ async fn attempts_count_bad_ends_without_movement(factory: Arc<dyn StoreFactory>
     same("released badly and not yet noticed", attempt().await?, 1)?;
     let lease_2 = claim(&subject, "b").await?;
     same("expired", (lease_2.range, lease_2.attempt), (lease.range, 2))?;
-    subject.store.release(&lease_2, false).await?;
+    subject.store.release(&lease_2, RangeEnd::Released).await?;
     same("released well", attempt().await?, 2)?;
     let lease = claim(&subject, "a").await?;
     let lease = subject.store.fill(&lease, part(&blocks, 5, 6), TTL_MS).await?;
     same("moved", lease.attempt, 0)?;
-    subject.store.release(&lease, true).await?;
+    subject.store.release(&lease, bad_end()).await?;
     same("a bad end after movement", attempt().await?, 0)?;
     let lease = claim(&subject, "a").await?;
     // The same blocks again are no movement.
     subject.store.fill(&lease, part(&blocks, 5, 6), TTL_MS).await?;
-    subject.store.release(&lease, true).await?;
+    subject.store.release(&lease, bad_end()).await?;
     same("a bad end without movement since the claim", attempt().await?, 1)?;
     let lease = claim(&subject, "a").await?;
     subject.store.fill(&lease, part(&blocks, 6, 7), TTL_MS).await?;
     subject.clock.advance_ms(TTL_MS);
     same("expired after movement", claim(&subject, "b").await?.attempt, 0)
+}
+
+async fn what_a_range_ended_over_is_kept_until_it_moves(factory: Arc<dyn StoreFactory>) -> CaseResult {
+    let (subject, blocks) = backfill(&factory).await?;
+    let kept = async |what: &str, attempt: u32, error: &str| -> CaseResult {
+        let lease = subject.first_lease().await?;
+        same(what, (lease.attempt, lease.last_error.as_str()), (attempt, error))
+    };
+    let lease = claim(&subject, "a").await?;
+    kept("at first", 0, "").await?;
+    subject.store.release(&lease, RangeEnd::Transient("the node is away".into())).await?;
+    kept("what may pass is no attempt", 0, "the node is away").await?;
+    let lease = claim(&subject, "a").await?;
+    kept("it is tried again", 0, "the node is away").await?;
+    subject.store.release(&lease, RangeEnd::Bad("block 5 is\0odd".into())).await?;
+    kept("a bad end", 1, "block 5 is\u{fffd}odd").await?;
+    let lease = claim(&subject, "a").await?;
+    subject.store.release(&lease, RangeEnd::Released).await?;
+    kept("given back in order", 1, "block 5 is\u{fffd}odd").await?;
+    claim(&subject, "somebody").await?;
+    subject.clock.advance_ms(TTL_MS);
+    let lease = claim(&subject, "b").await?;
+    kept("expired", 2, "somebody neither filled nor renewed it in time").await?;
+    subject.store.release(&lease, RangeEnd::Bad("ä".repeat(MAX_ERROR_BYTES))).await?;
+    kept("a long one", 3, &"ä".repeat(MAX_ERROR_BYTES / 2)).await?;
+    let lease = claim(&subject, "b").await?;
+    subject.store.fill(&lease, part(&blocks, 5, 6), TTL_MS).await?;
+    kept("moved", 0, "").await
 }
 
 async fn a_lease_is_renewed_while_its_blocks_are_on_their_way(factory: Arc<dyn StoreFactory>) -> CaseResult {
@@ -310,7 +345,7 @@ async fn a_lease_is_renewed_while_its_blocks_are_on_their_way(factory: Arc<dyn S
     same("a whole one", subject.store.renew_range(&other, TTL_MS).await?, whole)?;
     subject.is_still(&before).await?;
     let next = claim(&subject, "d").await?;
-    subject.store.release(&next, false).await?;
+    subject.store.release(&next, RangeEnd::Released).await?;
     refused("one that was given back", subject.store.renew_range(&next, TTL_MS).await, is_fenced)?;
     subject.store.advance(subject.fence).await?;
     refused("one that is gone", subject.store.renew_range(&other, TTL_MS).await, is_fenced)?;
@@ -320,14 +355,14 @@ async fn a_lease_is_renewed_while_its_blocks_are_on_their_way(factory: Arc<dyn S
 async fn a_renewal_is_no_movement(factory: Arc<dyn StoreFactory>) -> CaseResult {
     let (subject, _) = backfill(&factory).await?;
     let lease = claim(&subject, "a").await?;
-    subject.store.release(&lease, true).await?;
+    subject.store.release(&lease, bad_end()).await?;
     let lease = claim(&subject, "a").await?;
     same("renewed", subject.store.renew_range(&lease, TTL_MS).await?.attempt, 1)?;
     subject.clock.advance_ms(TTL_MS);
     let lease = claim(&subject, "b").await?;
     same("expired after it", lease.attempt, 2)?;
     subject.store.renew_range(&lease, TTL_MS).await?;
-    subject.store.release(&lease, true).await?;
+    subject.store.release(&lease, bad_end()).await?;
     same("given back after it", subject.first_lease().await?.attempt, 3)
 }
 
@@ -342,7 +377,7 @@ async fn a_range_that_ends_every_process_waits_for_an_operator(factory: Arc<dyn 
         // Whoever comes next frees what is left, as of a holder that ended badly; where there was movement, that doesn't count.
         subject = subject.restart().await?;
         for lease in subject.leases().await?.iter().filter(|lease| lease.state == RawLeaseState::Active) {
-            subject.store.release(lease, true).await?;
+            subject.store.release(lease, bad_end()).await?;
         }
         let attempts: Vec<u32> = subject.leases().await?.iter().map(|lease| lease.attempt).collect();
         same("its attempts", attempts, vec![0, died])?;
@@ -364,7 +399,7 @@ async fn a_range_that_failed_too_often_waits_for_an_operator(factory: Arc<dyn St
     for n in 1..=MAX_ATTEMPTS {
         let lease = claim(&subject, "a").await?;
         same("the range", (lease.range, lease.attempt), (heights(5, 10), n - 1))?;
-        subject.store.release(&lease, true).await?;
+        subject.store.release(&lease, bad_end()).await?;
     }
     let dead = subject.first_lease().await?;
     same("the dead one", (dead.state, dead.attempt), (RawLeaseState::Failed, MAX_ATTEMPTS))?;
@@ -417,14 +452,14 @@ async fn a_lease_that_was_given_back_goes_on_where_it_stood(factory: Arc<dyn Sto
     let (subject, blocks) = backfill(&factory).await?;
     let lease = claim(&subject, "a").await?;
     let lease = subject.store.fill(&lease, part(&blocks, 5, 8), TTL_MS).await?;
-    subject.store.release(&lease, false).await?;
+    subject.store.release(&lease, RangeEnd::Released).await?;
     let given_back = subject.first_lease().await?;
     same("its state", given_back.state, RawLeaseState::Failed)?;
     same("where it stands", (given_back.done_to, given_back.last_id), (Height(8), Some(blocks[7].facts.id)))?;
     let before = subject.freeze().await?;
     let late = subject.store.fill(&lease, part(&blocks, 8, 9), TTL_MS).await;
     refused("a fill after giving it back", late, is_fenced)?;
-    refused("giving it back twice", subject.store.release(&lease, true).await, is_fenced)?;
+    refused("giving it back twice", subject.store.release(&lease, bad_end()).await, is_fenced)?;
     subject.is_still(&before).await?;
     // What is filled of it is joined all the same.
     same("the head", subject.store.advance(subject.fence).await?.tip, Some(blocks[7].block_ref()))?;
@@ -443,7 +478,7 @@ async fn a_completed_lease_is_neither_claimed_nor_given_back(factory: Arc<dyn St
     same("its state", lease.state, RawLeaseState::Completed)?;
     same("where it stands", lease.done_to, Height(10))?;
     let before = subject.freeze().await?;
-    subject.store.release(&lease, true).await?;
+    subject.store.release(&lease, bad_end()).await?;
     subject.is_still(&before).await?;
     subject.clock.advance_ms(100 * TTL_MS);
     same("the next claim", claim(&subject, "b").await?.range, heights(10, 20))
@@ -455,7 +490,7 @@ async fn fences_grow_over_the_head_and_all_leases(factory: Arc<dyn StoreFactory>
     for round in 0..3 {
         let lease = claim(&subject, "a").await?;
         holds(lease.fence > newest, format!("a claim's fence {} after {newest}", lease.fence))?;
-        subject.store.release(&lease, false).await?;
+        subject.store.release(&lease, RangeEnd::Released).await?;
         let lease = claim(&subject, "b").await?;
         holds(lease.fence > newest, "a second claim's fence")?;
         newest = lease.fence;

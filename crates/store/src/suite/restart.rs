@@ -10,7 +10,7 @@ use super::check::{Failure, same};
 use super::leases::{TTL_MS, part};
 use super::subject::{Frozen, Subject};
 use super::{Case, CaseResult, StoreFactory};
-use crate::RawLease;
+use crate::{RangeEnd, RawLease};
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("restart":
@@ -58,7 +58,7 @@ impl Script {
             10 => self.fill(subject, 1, 20, 30).await?,
             11 => self.fill(subject, 0, 12, 15).await?,
             12 | 16 => drop(subject.store.advance(subject.fence).await?),
-            13 => subject.store.release(&self.leases[0], false).await?,
+            13 => subject.store.release(&self.leases[0], RangeEnd::Released).await?,
             14 => {
                 self.leases.remove(0);
                 self.claim(subject).await?;

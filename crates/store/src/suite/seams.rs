@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cairn_core::{Height, Parts, RawBlock};
 
 use super::blocks::{anchor_parent, chain, chain_after, fork};
-use super::check::{is_below_finality, is_fenced, is_too_deep, is_unlinked, refused, same};
-use super::leases::{STOP, TTL_MS, backfill, claim, heights, part};
+use super::check::{holds, is_below_finality, is_fenced, is_too_deep, is_unlinked, refused, same};
+use super::leases::{STOP, TTL_MS, backfill, bad_end, claim, heights, part};
 use super::subject::Subject;
 use super::{Case, CaseResult, StoreFactory};
 use crate::{PurgeProgress, RawLease, RawLeaseState, Rollback, StoreError};
@@ -42,10 +42,15 @@ fn given_up(lease: &RawLease, attempt: u32) -> RawLease {
     }
 }
 
-/// Compares but for fence and expiry.
+/// Compares but for fence, expiry and what it ended over.
 #[track_caller]
 fn same_lease(what: &str, found: &RawLease, expected: &RawLease) -> CaseResult {
-    let found = RawLease { fence: expected.fence, expires_at_ms: expected.expires_at_ms, ..found.clone() };
+    let found = RawLease {
+        fence: expected.fence,
+        expires_at_ms: expected.expires_at_ms,
+        last_error: expected.last_error.clone(),
+        ..found.clone()
+    };
     same(what, &found, expected)
 }
 
@@ -68,6 +73,8 @@ async fn a_range_that_does_not_link_is_given_up_and_fetched_again(
     // Nothing of the wrong blocks is left, in rows or indexes.
     subject.dumps_as(&blocks[..10]).await?;
     same_lease("the lease", &subject.first_lease().await?, &given_up(&second, 1))?;
+    let why = subject.first_lease().await?.last_error;
+    holds(why.contains(&blocks[9].facts.id.to_string()), "a range that was given up doesn't say why")?;
     let before = subject.freeze().await?;
     subject.store.advance(subject.fence).await?;
     subject.is_still(&before).await?;
@@ -132,7 +139,7 @@ async fn the_holder_of_a_range_that_was_given_up_is_fenced(factory: Arc<dyn Stor
     let before = subject.freeze().await?;
     refused("the next chunk", subject.store.fill(&lease, wrong[2..].to_vec(), TTL_MS).await, is_fenced)?;
     refused("the first again", subject.store.fill(&lease, part(&blocks, 5, 7), TTL_MS).await, is_fenced)?;
-    refused("its release", subject.store.release(&lease, true).await, is_fenced)?;
+    refused("its release", subject.store.release(&lease, bad_end()).await, is_fenced)?;
     subject.is_still(&before).await
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cairn_core::{BlockRef, Fence, Height, HeightRange, RawBlock};
 use cairn_store::derived::MAX_ATTEMPTS;
-use cairn_store::{HeadRow, RawFiller, RawLease, RawLeaseState, Result, StoreError, is_held_up};
+use cairn_store::{HeadRow, RangeEnd, RawFiller, RawLease, RawLeaseState, Result, StoreError, is_held_up};
 use tokio_postgres::Row;
 
 use super::head::{self, Head, get_height, get_id_opt, get_u32, get_u64, sql};
@@ -42,6 +42,7 @@ impl LeaseRow {
             done_to: range.start(),
             last_id: None,
             first_parent: None,
+            last_error: String::new(),
         };
         LeaseRow { lease, claimed_at: range.start() }
     }
@@ -57,10 +58,10 @@ impl LeaseRow {
         let lease = &self.lease;
         tx.execute(
             "INSERT INTO raw.leases (from_height, to_height, status, leased_by, fence, lease_expires_at_ms, attempt, \
-             done_to, claimed_at_height, last_id, first_parent) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+             done_to, claimed_at_height, last_id, first_parent, last_error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) \
              ON CONFLICT (from_height) DO UPDATE SET to_height = $2, status = $3, leased_by = $4, fence = $5, \
              lease_expires_at_ms = $6, attempt = $7, done_to = $8, claimed_at_height = $9, last_id = $10, \
-             first_parent = $11",
+             first_parent = $11, last_error = $12",
             &[
                 &sql(lease.range.start()),
                 &sql(lease.range.end()),
@@ -74,6 +75,7 @@ impl LeaseRow {
                 &sql(self.claimed_at),
                 &lease.last_id.map(|id| id.0.to_vec()),
                 &lease.first_parent.map(|id| id.0.to_vec()),
+                &lease.last_error,
             ],
         )
         .await
@@ -103,6 +105,7 @@ fn lease_row(row: &Row) -> Result<LeaseRow> {
         done_to: get_height(row, 7)?,
         last_id: get_id_opt(row, 9)?,
         first_parent: get_id_opt(row, 10)?,
+        last_error: row.try_get(11).map_err(db)?,
     };
     Ok(LeaseRow { lease, claimed_at: get_height(row, 8)? })
 }
@@ -111,7 +114,7 @@ macro_rules! select_leases {
     ($more:literal) => {
         concat!(
             "SELECT from_height, to_height, status, leased_by, fence, lease_expires_at_ms, attempt, done_to, ",
-            "claimed_at_height, last_id, first_parent FROM raw.leases",
+            "claimed_at_height, last_id, first_parent, last_error FROM raw.leases",
             $more
         )
     };
@@ -205,11 +208,11 @@ impl RawFiller for PgRawStore {
             .await
     }
 
-    async fn release(&self, lease: &RawLease, bad_end: bool) -> Result<()> {
+    async fn release(&self, lease: &RawLease, end: RangeEnd) -> Result<()> {
         let (shared, held) = (self.shared.clone(), Arc::new(lease.clone()));
         self.shared
             .commit("release", |tx| {
-                let (shared, held) = (shared.clone(), held.clone());
+                let (shared, held, end) = (shared.clone(), held.clone(), end.clone());
                 Box::pin(async move {
                     let mut head = head::lock(tx).await?;
                     let found = lock_lease(tx, held.range.start()).await?;
@@ -217,9 +220,8 @@ impl RawFiller for PgRawStore {
                     if row.lease.state == RawLeaseState::Completed {
                         return Ok(());
                     }
-                    if bad_end && !row.has_moved() {
-                        row.lease.attempt += 1;
-                    }
+                    let has_moved = row.has_moved();
+                    row.lease.end(end, has_moved);
                     let now_ms = shared.now_ms(tx.conn()).await?;
                     row.give_back(&mut head, now_ms);
                     row.write(tx).await?;
@@ -339,7 +341,7 @@ impl Claim {
                 continue;
             };
             if row.lease.state == RawLeaseState::Active && !row.has_moved() {
-                row.lease.attempt += 1;
+                row.lease.expire();
                 if row.lease.attempt >= MAX_ATTEMPTS {
                     row.give_back(head, now_ms);
                     row.write(tx).await?;
@@ -425,6 +427,7 @@ async fn fill(
     lease.done_to = last.height.next();
     lease.last_id = Some(last.id);
     lease.attempt = 0;
+    lease.last_error.clear();
     lease.expires_at_ms = shared.now_ms(tx.conn()).await?.saturating_add(ttl_ms);
     if lease.done_to == lease.range.end() {
         lease.state = RawLeaseState::Completed;
@@ -501,10 +504,7 @@ async fn give_up(
     let filled = HeightRange::new(range.start(), row.lease.done_to);
     runs::cut(tx, filled).await?;
     head.discard = Some(filled);
-    row.lease.attempt += 1;
-    row.lease.done_to = range.start();
-    row.lease.last_id = None;
-    row.lease.first_parent = None;
+    row.lease.give_up(&error);
     let now_ms = shared.now_ms(tx.conn()).await?;
     row.give_back(head, now_ms);
     row.write(tx).await?;

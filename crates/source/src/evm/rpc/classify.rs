@@ -42,6 +42,8 @@ pub enum Hint {
     NotFound,
     /// The node doesn't have the method.
     MethodMissing,
+    /// The node doesn't keep the state, or the history, that the answer needs.
+    StateMissing,
     /// The endpoint as a whole refuses us: wrong key, wrong path.
     Refused,
 }
@@ -167,9 +169,9 @@ const RULES: &[Rule] = &[
             "required historical",
         ],
         Permanent,
-        Hint::None,
+        Hint::StateMissing,
     ),
-    Rule { http_status: None, code: Some(4444), any_of: &[], class: Permanent, hint: Hint::None },
+    on_code(4444, Permanent, Hint::StateMissing),
     on_text(
         &[
             "block not found",
