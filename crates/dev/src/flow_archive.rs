@@ -142,8 +142,16 @@ impl Archive {
     /// The derived tables, as the database has them.
     pub async fn database(&self) -> Result<Database> {
         match self.urls() {
-            Some([_, app]) => Database::postgres(app).await,
-            None => Database::sqlite(&self.folder.join("data")),
+            Some([_, app]) => Database::postgres(app, "app").await,
+            None => Database::sqlite(&self.folder.join("data/app.sqlite")),
+        }
+    }
+
+    /// The blocks, as the database has them.
+    pub async fn raw_database(&self) -> Result<Database> {
+        match self.urls() {
+            Some([raw, _]) => Database::postgres(raw, "raw").await,
+            None => Database::sqlite(&self.folder.join("data/raw.sqlite")),
         }
     }
 

@@ -22,7 +22,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::args::{KeepArgs, ServerArgs};
 use crate::flow_archive::{App, Archive, Raw};
-use crate::flow_truth::{self, COMPARISONS, NodeTruth, Tables, Truth};
+use crate::flow_truth::{self, COMPARISONS, Generated, NodeTruth, Tables, Truth};
 use crate::peer::Peer;
 use crate::report::{Report, figure};
 
@@ -241,7 +241,8 @@ async fn compare(
 /// The truth of the chain that this test makes.
 fn truth(ledger: &Ledger, height: u64, is_forked: bool) -> Truth<'_> {
     let GeneratorOptions { root_height, old_heights, .. } = GeneratorOptions::new(0);
-    Truth { ledger, root: root_height, height, new_from: root_height + old_heights, is_forked }
+    let new_from = root_height + old_heights;
+    Truth { ledger, root: root_height, height, new_from, is_forked, names: &Generated }
 }
 
 /// What the node answers of the head and of some earlier heights.

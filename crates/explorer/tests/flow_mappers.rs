@@ -454,6 +454,17 @@ fn evm_transactions_and_logs_are_those_of_evm_chains() {
 }
 
 #[test]
+fn code_that_is_deployed_at_an_address_is_no_call_of_a_method() {
+    // As a flow-emulator makes the EVM account of a resource: the account's address stands where a call has whom it calls.
+    let deployed = Direct { sub_type: 4, ..Direct::call(0) };
+    let tables =
+        map(names::EVM_WORKER, &flow_block(5, &[with(vec![evm_executed(8, 0, &deployed, &[], 0)])])).0;
+    assert_eq!(told(&tables, "evm_transactions", "to_address"), [hex::encode([0xbb; 20])]);
+    assert_eq!(told(&tables, "evm_transactions", "method"), [nobody()]);
+    assert_eq!(told(&tables, "evm_executions", "direct_call"), ["deploy"]);
+}
+
+#[test]
 fn an_evm_nonce_of_255_is_not_the_type() {
     let call = Direct::call(0);
     let tables = map(names::EVM_WORKER, &flow_block(5, &[with(vec![evm_executed(8, 0, &call, &[], 0)])])).0;

@@ -75,15 +75,49 @@ impl AccessClient {
     pub async fn transaction(&self, id: &Bytes) -> Result<proto::Transaction, Status> {
         let question = proto::GetTransactionRequest { id: id.clone(), ..Default::default() };
         let answer: proto::TransactionResponse = self.call("GetTransaction", &question).await?;
-        let bytes = answer.transaction.ok_or_else(|| Status::internal("no transaction"))?;
-        let read = proto::Transaction::decode(bytes);
-        read.map_err(|error| Status::internal(format!("a transaction can't be read: {error}")))
+        decoded("a transaction", &answer.transaction.ok_or_else(|| Status::internal("no transaction"))?)
     }
 
     /// `GetTransactionResult`; events as JSON-CDC.
     pub async fn result(&self, id: &Bytes) -> Result<proto::TransactionResult, Status> {
         let question = proto::GetTransactionRequest { id: id.clone(), ..Default::default() };
         self.call("GetTransactionResult", &question).await
+    }
+
+    /// `GetBlockByHeight`, with its guarantees.
+    pub async fn block(&self, height: u64) -> Result<proto::Block, Status> {
+        let question = proto::GetBlockByHeightRequest { height, full_block_response: true };
+        let answer: proto::BlockResponse = self.call("GetBlockByHeight", &question).await?;
+        decoded("a block", &answer.block.ok_or_else(|| Status::internal("no block"))?)
+    }
+
+    /// `GetCollectionByID`: the ids of its transactions, in order.
+    pub async fn collection(&self, id: &Bytes) -> Result<Vec<Bytes>, Status> {
+        let question = proto::ByIdRequest { id: id.clone() };
+        let answer: proto::CollectionResponse = self.call("GetCollectionByID", &question).await?;
+        Ok(answer.collection.ok_or_else(|| Status::internal("no collection"))?.transaction_ids)
+    }
+
+    /// `GetTransactionsByBlockID`, in order; none where the node has none of that block.
+    pub async fn transactions_of(&self, block_id: &Bytes) -> Result<Vec<proto::Transaction>, Status> {
+        let question = proto::GetTransactionsByBlockIdRequest { block_id: block_id.clone() };
+        let answer: proto::TransactionsResponse = match self.call("GetTransactionsByBlockID", &question).await
+        {
+            Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
+            answer => answer?,
+        };
+        answer.transactions.iter().map(|bytes| decoded("a transaction", bytes)).collect()
+    }
+
+    /// `GetTransactionResultsByBlockID`, in order; none where the node has none of that block. Events as JSON-CDC.
+    pub async fn results_of(&self, block_id: &Bytes) -> Result<Vec<proto::TransactionResult>, Status> {
+        let question = proto::GetTransactionsByBlockIdRequest { block_id: block_id.clone() };
+        let call = "GetTransactionResultsByBlockID";
+        let answer: proto::TransactionResultsResponse = match self.call(call, &question).await {
+            Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
+            answer => answer?,
+        };
+        answer.transaction_results.iter().map(|bytes| decoded("a result", bytes)).collect()
     }
 
     /// `GetEventsForHeightRange`: heights with their events, both ends counted.
@@ -98,6 +132,15 @@ impl AccessClient {
         let answer: EventsResponse = self.call("GetEventsForHeightRange", &question).await?;
         Ok(answer.results.into_iter().map(|one| (one.block_height, one.events)).collect())
     }
+}
+
+/// An event as its message, in the order of its fields: as nodes write it.
+pub fn event_bytes(event: &proto::Event) -> Bytes {
+    event.encode_to_vec().into()
+}
+
+fn decoded<M: Message + Default>(what: &str, bytes: &[u8]) -> Result<M, Status> {
+    M::decode(bytes).map_err(|error| Status::internal(format!("{what} can't be read: {error}")))
 }
 
 #[cfg(test)]
@@ -130,5 +173,32 @@ mod tests {
         assert_eq!(client.account(FlowAddress([9; 8]), 1_010).await.expect("answers"), None);
         let refusal = client.script("access(all) fun main() {}", &[], 1_010).await.expect_err("is refused");
         assert_eq!(refusal.code(), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_block_is_answered_with_its_transactions_and_results() {
+        let generator = Generator::new(GeneratorOptions::new(3), Behaviour::default());
+        generator.grow(20);
+        let node = FlowNode::serve(generator.state()).await.expect("listens");
+        let client = AccessClient::connect(&node.url).await.expect("connects");
+        let mut collected = 0;
+        for height in 1_001..1_010 {
+            let block = client.block(height).await.expect("answers");
+            assert_eq!(block.height, height);
+            let transactions = client.transactions_of(&block.id).await.expect("answers");
+            let results = client.results_of(&block.id).await.expect("answers");
+            let ids: Vec<Bytes> = results.iter().map(|result| result.transaction_id.clone()).collect();
+            assert_eq!(transactions.len(), results.len());
+            assert!(results.iter().all(|result| result.block_height == height));
+            for guarantee in &block.collection_guarantees {
+                let of_collection = client.collection(&guarantee.collection_id).await.expect("answers");
+                assert!(of_collection.iter().all(|id| ids.contains(id)), "{height}");
+                collected += of_collection.len();
+            }
+        }
+        assert!(collected > 5);
+        let nothing = Bytes::from_static(&[7; 32]);
+        assert!(client.transactions_of(&nothing).await.expect("answers").is_empty());
+        assert!(client.results_of(&nothing).await.expect("answers").is_empty());
     }
 }

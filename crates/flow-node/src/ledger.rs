@@ -184,7 +184,7 @@ pub struct EvmTx {
     /// 0: it succeeded.
     pub error_code: u16,
     /// What its event says of the failure.
-    pub error_message: &'static str,
+    pub error_message: String,
     /// What it returned.
     pub returned: Vec<u8>,
     /// What it logged.
@@ -297,6 +297,8 @@ pub struct Ledger {
     pub times_ms: BTreeMap<u64, u64>,
     /// See [`Counters`].
     pub counters: History<Counters>,
+    /// What accounts had before the first block, of which no event tells: nothing where the chain is generated.
+    pub before: BTreeMap<(ContractId, FlowAddress), u64>,
 }
 
 impl Ledger {
@@ -316,6 +318,7 @@ impl Ledger {
             transactions: BTreeMap::new(),
             times_ms: BTreeMap::new(),
             counters: History::default(),
+            before: BTreeMap::new(),
         }
     }
 
@@ -349,6 +352,17 @@ impl Ledger {
     pub fn balances(&self, height: u64) -> BTreeMap<(ContractId, FlowAddress), u64> {
         let above_zero = self.vaults.all_at(height).filter(|(_, vault)| vault.balance > 0);
         above_zero.map(|(key, vault)| (key.clone(), vault.balance)).collect()
+    }
+
+    /// What the chain's movements made of balances: those that aren't 0. Below it where somebody gave away what was there before the first block.
+    pub fn moved_balances(&self, height: u64) -> BTreeMap<(ContractId, FlowAddress), i128> {
+        let mut balances: BTreeMap<(ContractId, FlowAddress), i128> =
+            self.vaults.all_at(height).map(|(key, vault)| (key.clone(), vault.balance.into())).collect();
+        for (key, before) in &self.before {
+            *balances.entry(key.clone()).or_default() -= i128::from(*before);
+        }
+        balances.retain(|_, balance| *balance != 0);
+        balances
     }
 
     /// Every item that there ever was, behind the block at `height`.

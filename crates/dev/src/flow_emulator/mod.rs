@@ -6,9 +6,11 @@
 //! | the process, and its admin port | `emulator` |
 //! | who sends, and how it ended | `wallet` |
 //! | what happens | `traffic`, in the Cadence of `cadence` and `tests/flow` |
-//! | tables against account calls, scripts, transactions and events | `truth` |
+//! | what the node answers, and the tables against it | `truth` |
+//! | the cases of one comparison | `compare` |
 
 mod cadence;
+mod compare;
 mod emulator;
 mod traffic;
 mod truth;
@@ -19,10 +21,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use cairn_explorer::tables::flow::accounts::UNPLACED_REVOCATIONS;
-use cairn_explorer::tables::flow::evm::{EVM_ABSENCES, EVM_GAPS};
-use cairn_explorer::tables::flow::evm_splits::{EVM_BLOCK_PARTS, EVM_SPLITS};
-use cairn_flow::Network;
 use cairn_flow_node::Key;
 use clap::Args;
 use rand::rngs::SmallRng;
@@ -30,9 +28,8 @@ use rand::{Rng, SeedableRng};
 
 use crate::args::{KeepArgs, ServerArgs};
 use crate::flow_archive::Archive;
-use crate::flow_truth::{self, Tables};
-use crate::peer::Peer;
 use crate::report::{Report, figure};
+use compare::Comparer;
 use emulator::Emulator;
 use traffic::Traffic;
 use wallet::Wallet;
@@ -114,7 +111,8 @@ async fn play(
     for _ in 0..options.deeds {
         traffic.act().await?;
     }
-    if !compare(report, "from the first block", emulator, &traffic, &mut followers).await? {
+    let mut comparer = Comparer::new(emulator);
+    if !comparer.compare(report, "from the first block", &traffic, &mut followers, false).await? {
         return Ok(());
     }
     for _ in 0..options.rounds {
@@ -129,7 +127,7 @@ async fn play(
             traffic.act().await?;
         }
         let when = format!("after {depth} blocks were taken back");
-        if !compare(report, &when, emulator, &traffic, &mut followers).await? {
+        if !comparer.compare(report, &when, &traffic, &mut followers, true).await? {
             return Ok(());
         }
     }
@@ -146,7 +144,9 @@ async fn play(
     figure("flow_emulator_transactions", traffic.wallet.sent.len(), "transactions");
     for (live, clean) in live.iter().zip(clean) {
         let name = format!("{}: both dumps are those of a clean run", clean.backend);
-        report.case(name, same_as_clean(emulator, live, clean)).await;
+        if report.case(name, same_as_clean(emulator, live, clean)).await {
+            comparer.clean(report, clean).await?;
+        }
     }
     Ok(())
 }
@@ -169,90 +169,4 @@ async fn same_as_clean(emulator: &Emulator, live: &Archive, clean: &Archive) -> 
 async fn tip(emulator: &Emulator) -> Result<(u64, String)> {
     let head = emulator.client.latest().await?;
     Ok((head.height, format!("0x{}", alloy_primitives::hex::encode(&head.id))))
-}
-
-/// Waits for every follower and holds every table of each against the node. Whether all came as far.
-async fn compare(
-    report: &mut Report,
-    when: &str,
-    emulator: &Emulator,
-    traffic: &Traffic,
-    followers: &mut [(&Archive, Peer)],
-) -> Result<bool> {
-    let tip = tip(emulator).await?;
-    let mut all = true;
-    for (archive, process) in followers {
-        let backend = archive.backend;
-        let settled = async { archive.settle(tip.clone(), process, CATCH_UP).await };
-        if !report.case(format!("{backend}: everything is derived {when}"), settled).await {
-            all = false;
-            continue;
-        }
-        let read = async { flow_truth::read(&archive.database().await?).await };
-        let found = match read.await {
-            Ok(found) => found,
-            Err(error) => {
-                report.fail(format!("{backend}: tables {when}"), format!("{error:#}"));
-                all = false;
-                continue;
-            }
-        };
-        tables(report, backend, when, emulator, traffic, &found, tip.0).await;
-        report.case(format!("{backend}: no error is logged {when}"), archive.no_errors()).await;
-    }
-    Ok(all)
-}
-
-async fn tables(
-    report: &mut Report,
-    backend: &str,
-    when: &str,
-    emulator: &Emulator,
-    traffic: &Traffic,
-    found: &Tables,
-    height: u64,
-) {
-    let client = &emulator.client;
-    let known = traffic.wallet.holders.iter().map(|holder| holder.signer.address);
-    let known: Vec<_> = known.chain([traffic.wallet.service.address]).collect();
-    let of_heights = async {
-        let question = truth::question(found, known.iter().copied())?;
-        let mut compared = 0;
-        for at in [height / 3, height * 2 / 3, height] {
-            let answers = truth::ask(client, &question, FIRST, at).await?;
-            compared += truth::compare(&answers, found, at == height)?;
-            if at == height {
-                compared += truth::compare_holdings(&answers, found)?;
-            }
-        }
-        Ok(compared)
-    };
-    count(report, backend, when, "accounts, keys, contracts, balances, items", of_heights.await).await;
-    let sent = truth::compare_transactions(client, &traffic.wallet.sent, found).await;
-    count(report, backend, when, "transactions by id", sent).await;
-    let evm = truth::compare_evm(client, FIRST, height, found).await;
-    count(report, backend, when, "EVM transactions, logs, blocks, nonces", evm).await;
-    let asked = flow_truth::compare_answers(client, Network::Emulator, found).await;
-    count(report, backend, when, "names, supplies, pictures", asked).await;
-    // It makes an EVM block in each of its own.
-    let may_be_empty =
-        [EVM_ABSENCES.name, EVM_GAPS.name, UNPLACED_REVOCATIONS.name, EVM_SPLITS.name, EVM_BLOCK_PARTS.name];
-    let empty: Vec<&str> = found.empty().filter(|name| !may_be_empty.contains(name)).collect();
-    let name = format!("{backend}: every table has rows, but for those of gaps and doubts, {when}");
-    report
-        .case(name, async {
-            ensure!(empty.is_empty(), "these have none: {}", empty.join(", "));
-            Ok(())
-        })
-        .await;
-}
-
-async fn count(report: &mut Report, backend: &str, when: &str, what: &str, compared: Result<usize>) {
-    let compared = compared.and_then(|count| {
-        ensure!(count > 0, "nothing was compared");
-        Ok(count)
-    });
-    let count = compared.as_ref().copied().unwrap_or(0);
-    let name = format!("{backend}: {what} are the node's {when}: {count} answers");
-    report.case(name, async { compared.map(drop) }).await;
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cairn_store::derived::{Column, ColumnType, TableDef, U256};
 
 use super::rows::{Cell, Tables};
-use super::{COMPARISONS, Comparison, Database, Truth};
+use super::{COMPARISONS, Database, Truth};
 
 /// Alters a row of each table, and fails where that isn't seen, or isn't named. How many tables it were.
 pub async fn every_alteration_is_seen(
@@ -13,25 +13,35 @@ pub async fn every_alteration_is_seen(
     tables: &mut Tables,
 ) -> Result<usize> {
     for one in COMPARISONS {
-        database.run("SAVEPOINT altered").await?;
-        let statement = statement(database, one.table, tables)?;
-        database.change_one(&statement).await.with_context(|| statement.clone())?;
-        let altered = database.read(one.table).await?;
-        database.run("ROLLBACK TO SAVEPOINT altered").await?;
-        let right = tables.0.insert(one.table.name, altered).context("was read before")?;
-        let seen = one.compare(truth, tables);
-        tables.0.insert(one.table.name, right);
-        named(one, seen).with_context(|| statement)?;
+        alteration_is_seen(database, one.table, tables, |tables| one.compare(truth, tables)).await?;
     }
     Ok(COMPARISONS.len())
 }
 
-fn named(one: &Comparison, seen: Result<usize>) -> Result<()> {
+/// Alters a row of a table, and fails where the comparison doesn't see it, or doesn't name the table.
+pub async fn alteration_is_seen(
+    database: &Database,
+    table: &'static TableDef,
+    tables: &mut Tables,
+    compare: impl Fn(&Tables) -> Result<usize>,
+) -> Result<()> {
+    database.run("SAVEPOINT altered").await?;
+    let statement = statement(database, table, tables)?;
+    database.change_one(&statement).await.with_context(|| statement.clone())?;
+    let altered = database.read(table).await?;
+    database.run("ROLLBACK TO SAVEPOINT altered").await?;
+    let right = tables.0.insert(table.name, altered).context("was read before")?;
+    let seen = compare(tables);
+    tables.0.insert(table.name, right);
+    named(table.name, seen).with_context(|| statement)
+}
+
+fn named(table: &str, seen: Result<usize>) -> Result<()> {
     match seen {
-        Ok(rows) => bail!("{}: {rows} rows were compared, and the alteration wasn't seen", one.table.name),
+        Ok(rows) => bail!("{table}: {rows} rows were compared, and the alteration wasn't seen"),
         Err(error) => {
             let message = format!("{error:#}");
-            ensure!(message.starts_with(one.table.name), "{}: what was seen is {message}", one.table.name);
+            ensure!(message.starts_with(table), "{table}: what was seen is {message}");
             Ok(())
         }
     }
@@ -84,7 +94,7 @@ fn literal(database: &Database, column: &Column, cell: &Cell) -> String {
     let number = || text.parse::<U256>().unwrap_or_default();
     match (database, column.ty) {
         (_, ColumnType::Text) => format!("'{}'", text.replace('\'', "''")),
-        (Database::Postgres(_), ColumnType::Bytes) => format!("'\\x{text}'::bytea"),
+        (Database::Postgres(..), ColumnType::Bytes) => format!("'\\x{text}'::bytea"),
         (Database::Sqlite(_), ColumnType::Bytes) => format!("X'{text}'"),
         (Database::Sqlite(_), ColumnType::Amount) => format!("X'{:064x}'", number()),
         (Database::Sqlite(_), ColumnType::Sum) => format!("X'01{:080x}'", number()),

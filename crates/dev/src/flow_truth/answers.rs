@@ -140,16 +140,9 @@ pub fn tokens(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let wanted = tokens_of(truth).into_iter().map(|of| contract(of).to_vec()).collect();
     answers(truth, found, &TOKENS, wanted, |row, height| {
         let of = contract_of(row, "contract_address")?;
-        let (name, symbol) = scripts::token_names(&of);
         let supply = truth.ledger.supplies.at(&of, height);
-        let said = |cell: Cell| cell.filter(|_| supply.is_some());
-        Ok(vec![
-            said(text(name)),
-            said(text(symbol)),
-            number(8),
-            supply.and_then(number),
-            status(supply.is_some()),
-        ])
+        let (name, symbol) = supply.map(|_| truth.token_names(&of)).transpose()?.unzip();
+        Ok(vec![name, symbol, number(8), supply.and_then(number), status(supply.is_some())])
     })
 }
 
@@ -160,7 +153,7 @@ pub fn collections(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let of = contract_of(row, "contract_address")?;
         let is_known = has_items(truth, &of, height);
         let said = |cell: Cell| cell.filter(|_| is_known);
-        let name = said(text(scripts::collection_name(&of)));
+        let name = is_known.then(|| truth.collection_name(&of)).transpose()?;
         Ok(vec![name, None, said(text("cadence-nft")), status(is_known)])
     })
 }
@@ -189,10 +182,10 @@ pub fn words(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let of = contract_of(row, "contract_address")?;
         let (name, symbol) = match row.said("kind")?.as_str() {
             "token" => {
-                let (name, symbol) = scripts::token_names(&of);
+                let (name, symbol) = truth.token_names(&of)?;
                 (name, text(symbol))
             }
-            _ => (scripts::collection_name(&of), None),
+            _ => (truth.collection_name(&of)?, None),
         };
         let is_term = terms(&name, symbol.as_deref()).contains(&row.said("term")?);
         ensure!(is_term, "search_index: {of} is not found by {:?}", row.said("term")?);
@@ -228,7 +221,7 @@ pub fn pictures(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let (of, id) = item_of(row)?;
         let owned = truth.ledger.items.at(&(of.clone(), id), height).and_then(|item| item.owner);
         ensure!(owned.is_some(), "nft_metadata: nobody had item {id} of {of} at {height}");
-        Ok(vec![text(scripts::item_uri(&of, id)), text("ok"), None])
+        Ok(vec![text(truth.picture(&of, id)?), text("ok"), None])
     })
 }
 

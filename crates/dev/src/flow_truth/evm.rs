@@ -49,7 +49,7 @@ pub fn transactions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         // One that pays by the block's price says only what it pays at most.
         let fixed = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_none());
         let most = number(evm.gas_price).filter(|_| evm.max_priority_fee.is_some());
-        let is_call = evm.to.is_some();
+        let is_call = evm.to.is_some() && evm.direct != Some("deploy");
         let mut row = vec![number(at.height), bytes(evm.hash), number(evm.index), number(at.time_ms)];
         row.extend([number(evm.tx_type), text(if evm.error_code == 0 { "ok" } else { "failed" })]);
         row.extend([boolean(evm.tx_type == 0xff), bytes(evm.from), evm.to.and_then(bytes)]);
@@ -69,7 +69,7 @@ pub fn executions(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     for (evm, at) in all(truth)? {
         let mut row = vec![number(at.height), bytes(evm.hash), number(evm.index), number(at.time_ms)];
         row.extend([bytes(at.tx.id), number(at.index), number(evm.event_index), number(evm.evm_height)]);
-        let message = Some(evm.error_message).filter(|message| !message.is_empty());
+        let message = Some(evm.error_message.as_str()).filter(|message| !message.is_empty());
         row.extend([number(evm.error_code), message.map(readable), evm.direct.and_then(text)]);
         row.extend([inline(&evm.returned), number(evm.returned.len())]);
         expected.add(row)?;

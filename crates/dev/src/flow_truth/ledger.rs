@@ -1,9 +1,10 @@
 //! The ledger as the tables of events want it: every transaction at its place, with what it did.
 
+use anyhow::{Context, Result};
 use cairn_flow::FlowAddress;
-use cairn_flow_node::Ledger;
 use cairn_flow_node::deeds::{Deed, Done, ItemMove, MoveKind, TokenMove};
 use cairn_flow_node::ledger::{ContractId, FlowTx};
+use cairn_flow_node::{Ledger, scripts};
 
 use super::rows::{Cell, bytes, number, text};
 
@@ -19,6 +20,35 @@ pub struct Truth<'l> {
     pub new_from: u64,
     /// Whether blocks were taken back, so that there may be code of contracts that never were.
     pub is_forked: bool,
+    /// What contracts call themselves.
+    pub names: &'l dyn Names,
+}
+
+/// What contracts say of themselves and of their items, once for all heights; `None`: nobody knows.
+pub trait Names {
+    /// A token's name and symbol.
+    fn token(&self, token: &ContractId) -> Option<(String, String)>;
+    /// A collection's name.
+    fn collection(&self, collection: &ContractId) -> Option<String>;
+    /// Where the picture of an item is.
+    fn picture(&self, collection: &ContractId, id: u64) -> Option<String>;
+}
+
+/// What the contracts of a generated chain say.
+pub struct Generated;
+
+impl Names for Generated {
+    fn token(&self, token: &ContractId) -> Option<(String, String)> {
+        Some(scripts::token_names(token))
+    }
+
+    fn collection(&self, collection: &ContractId) -> Option<String> {
+        Some(scripts::collection_name(collection))
+    }
+
+    fn picture(&self, collection: &ContractId, id: u64) -> Option<String> {
+        Some(scripts::item_uri(collection, id))
+    }
 }
 
 /// A transaction at its place.
@@ -67,6 +97,23 @@ impl<'l> Truth<'l> {
             Deed::Tokens(moved) => Some(TokensAt { at, event_index: done.event_index, moved }),
             _ => None,
         })
+    }
+
+    /// A token's name and symbol.
+    pub fn token_names(&self, token: &ContractId) -> Result<(String, String)> {
+        self.names.token(token).with_context(|| format!("tokens: nobody knows the name of {token}"))
+    }
+
+    /// A collection's name.
+    pub fn collection_name(&self, collection: &ContractId) -> Result<String> {
+        let name = self.names.collection(collection);
+        name.with_context(|| format!("nft_collections: nobody knows the name of {collection}"))
+    }
+
+    /// Where the picture of an item is.
+    pub fn picture(&self, collection: &ContractId, id: u64) -> Result<String> {
+        let uri = self.names.picture(collection, id);
+        uri.with_context(|| format!("nft_metadata: nobody knows the picture of {id} of {collection}"))
     }
 
     /// Every movement of an item, in the order of the chain.

@@ -52,8 +52,8 @@ use cairn_explorer::tables::transactions::{TX_CONTRACTS, TX_METRICS};
 use cairn_explorer::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 use cairn_store::derived::TableDef;
 
-pub use altered::every_alteration_is_seen;
-pub use ledger::Truth;
+pub use altered::{alteration_is_seen, every_alteration_is_seen};
+pub use ledger::{Generated, Names, Truth};
 pub use node::{NodeTruth, ask, compare as compare_with_node, compare_answers};
 pub use read::Database;
 pub use rows::Tables;
@@ -195,7 +195,14 @@ mod tests {
     #[test]
     fn a_row_that_is_missing_too_many_or_altered_in_any_column_is_seen() {
         let ledger = ledger();
-        let truth = Truth { ledger: &ledger, root: 1_000, height: HEIGHT, new_from: 1_000, is_forked: false };
+        let truth = Truth {
+            ledger: &ledger,
+            root: 1_000,
+            height: HEIGHT,
+            new_from: 1_000,
+            is_forked: false,
+            names: &Generated,
+        };
         let mut tables = tables(&truth);
         for one in COMPARISONS {
             let table = one.table.name;

@@ -76,13 +76,13 @@ pub fn units(value: &Value) -> Result<u64> {
 }
 
 /// A text under a name of a dictionary of optionals.
-fn named(value: &Value, name: &str) -> Option<String> {
+pub fn named(value: &Value, name: &str) -> Option<String> {
     let entries = value.as_array()?;
     let entry = entries.iter().find(|entry| entry["key"]["value"] == name)?;
     Some(entry["value"]["value"]["value"].as_str()?.to_owned())
 }
 
-fn of_contract(id: &ContractId) -> [Cdc; 2] {
+pub fn of_contract(id: &ContractId) -> [Cdc; 2] {
     [cdc::address(id.address), cdc::string(&id.name)]
 }
 

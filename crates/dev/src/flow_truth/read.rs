@@ -1,4 +1,4 @@
-//! Derived tables as they stand in a database, read by SQL of its own: nothing of cairn's stores is between.
+//! Tables as they stand in a database, read by SQL of its own: nothing of cairn's stores is between.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,12 +12,12 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::rows::{Cell, Rows, Tables};
 
-/// A database of derived tables, in one transaction, which is never committed.
+/// A database, in one transaction, which is never committed.
 pub enum Database {
     /// A file.
     Sqlite(Connection),
-    /// A schema `app`.
-    Postgres(Box<PgConn>),
+    /// A schema.
+    Postgres(Box<PgConn>, &'static str),
 }
 
 fn quoted(name: &str) -> String {
@@ -25,27 +25,65 @@ fn quoted(name: &str) -> String {
 }
 
 impl Database {
-    /// `app.sqlite` in the folder.
-    pub fn sqlite(data: &Path) -> Result<Database> {
-        let file = data.join("app.sqlite");
+    /// The database in this file.
+    pub fn sqlite(file: &Path) -> Result<Database> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection =
-            Connection::open_with_flags(&file, flags).with_context(|| file.display().to_string())?;
+            Connection::open_with_flags(file, flags).with_context(|| file.display().to_string())?;
         connection.execute_batch("BEGIN")?;
         Ok(Database::Sqlite(connection))
     }
 
-    /// The database at this URL.
-    pub async fn postgres(url: &str) -> Result<Database> {
+    /// A schema of the database at this URL.
+    pub async fn postgres(url: &str, schema: &'static str) -> Result<Database> {
         let connection = PgPool::new(PgOptions::new(url))?.begin(Isolation::RepeatableRead).await?;
-        Ok(Database::Postgres(Box::new(connection)))
+        Ok(Database::Postgres(Box::new(connection), schema))
     }
 
     /// The table's name in SQL.
     pub fn name(&self, def: &TableDef) -> String {
         match self {
             Database::Sqlite(_) => quoted(def.name),
-            Database::Postgres(_) => format!("app.{}", quoted(def.name)),
+            Database::Postgres(_, schema) => format!("{schema}.{}", quoted(def.name)),
+        }
+    }
+
+    /// Every table that there is, whoever made it, with its number of rows. Partitions are their table's.
+    pub async fn all_tables(&self) -> Result<BTreeMap<String, u64>> {
+        let (names, schema) = match self {
+            Database::Sqlite(_) => {
+                let names = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'";
+                (names.to_owned(), String::new())
+            }
+            Database::Postgres(_, schema) => {
+                let names = format!(
+                    "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                     WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p') AND NOT c.relispartition"
+                );
+                (names, format!("{schema}."))
+            }
+        };
+        let mut tables = BTreeMap::new();
+        for name in self.texts(&names).await? {
+            let count = format!("SELECT CAST(count(*) AS TEXT) FROM {schema}{}", quoted(&name));
+            let count = self.texts(&count).await?.pop().context("no count")?;
+            tables.insert(name, count.parse().with_context(|| format!("{count} is no number of rows"))?);
+        }
+        Ok(tables)
+    }
+
+    /// The first column of what a query finds.
+    async fn texts(&self, sql: &str) -> Result<Vec<String>> {
+        match self {
+            Database::Sqlite(connection) => {
+                let mut statement = connection.prepare(sql)?;
+                let found = statement.query_map([], |row| row.get::<_, String>(0))?;
+                Ok(found.collect::<Result<_, _>>()?)
+            }
+            Database::Postgres(connection, _) => {
+                let found = connection.query(sql, &[]).await?;
+                found.iter().map(|row| Ok(row.try_get::<_, String>(0)?)).collect()
+            }
         }
     }
 
@@ -67,7 +105,7 @@ impl Database {
                 }
                 rows
             }
-            Database::Postgres(connection) => {
+            Database::Postgres(connection, _) => {
                 let columns: Vec<String> = def
                     .columns
                     .iter()
@@ -103,7 +141,7 @@ impl Database {
     pub async fn run(&self, sql: &str) -> Result<()> {
         match self {
             Database::Sqlite(connection) => connection.execute_batch(sql)?,
-            Database::Postgres(connection) => connection.batch(sql).await?,
+            Database::Postgres(connection, _) => connection.batch(sql).await?,
         }
         Ok(())
     }
@@ -112,7 +150,7 @@ impl Database {
     pub async fn change_one(&self, sql: &str) -> Result<()> {
         let changed = match self {
             Database::Sqlite(connection) => connection.execute(sql, [])? as u64,
-            Database::Postgres(connection) => connection.execute(sql, &[]).await?,
+            Database::Postgres(connection, _) => connection.execute(sql, &[]).await?,
         };
         ensure!(changed == 1, "{changed} rows were changed by {sql}");
         Ok(())

@@ -184,8 +184,8 @@ fn changed(found: &Tables) -> Result<BTreeMap<[Cell; 3], Span>> {
 /// `ft_holdings`: every account that ever had some, those that have none any more too.
 pub fn holdings(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let mut expected = Expected::of(&FT_HOLDINGS)?;
-    let balances = truth.ledger.balances(truth.height);
-    let mut balances: BTreeMap<[Cell; 3], u64> = balances
+    let balances = truth.ledger.moved_balances(truth.height);
+    let mut balances: BTreeMap<[Cell; 3], i128> = balances
         .into_iter()
         .map(|((token, owner), balance)| {
             let [address, name] = contract(&token);
@@ -218,12 +218,12 @@ pub fn stats(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let span = Span::add(spans.get(&one.moved.token).copied(), one.at.height);
         spans.insert(&one.moved.token, span);
     }
-    let balances = truth.ledger.balances(truth.height);
+    let balances = truth.ledger.moved_balances(truth.height);
     for (token, span) in spans {
         let held = balances.iter().filter(|((of, _), _)| of == token);
-        let (mut holders, mut sum) = (0u64, 0u128);
+        let (mut holders, mut sum) = (0u64, 0i128);
         for (_, balance) in held {
-            (holders, sum) = (holders + 1, sum + u128::from(*balance));
+            (holders, sum) = (holders + u64::from(*balance > 0), sum + balance);
         }
         let key = contract(token);
         let transfers = rows.get(&key).copied().unwrap_or(0);

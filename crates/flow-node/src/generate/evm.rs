@@ -301,7 +301,7 @@ impl BlockBuilder<'_> {
             input: Vec::new(),
             direct: None,
             error_code: 0,
-            error_message: "",
+            error_message: String::new(),
             returned: Vec::new(),
             logs: Vec::new(),
             evm_height: self.counters.evm_height + 1,
@@ -415,7 +415,7 @@ impl BlockBuilder<'_> {
             _ => "insufficient funds for gas * price + value: \"have\" 0 \u{0}",
         };
         let returned = if evm.error_code == 306 { self.some_bytes(80) } else { Vec::new() };
-        (evm.error_message, evm.returned) = (message, returned.clone());
+        (evm.error_message, evm.returned) = (message.to_owned(), returned.clone());
         let contract = evm.created.map_or_else(String::new, |created| created.to_string());
         let mut fields = vec![
             ("hash", cdc::bytes(evm.hash.as_slice())),

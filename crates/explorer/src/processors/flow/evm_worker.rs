@@ -327,7 +327,9 @@ impl InBlock<'_> {
             inner.filter(|inner| inner.max_priority_fee_per_gas.is_none()).map(|inner| inner.gas_price);
         let max_fee =
             inner.filter(|inner| inner.max_priority_fee_per_gas.is_some()).map(|inner| inner.gas_price);
-        let creates = inner.is_some_and(|inner| inner.to.is_none());
+        // A resource may create a contract at an address that it names: what it sends is the contract's code all the same.
+        let creates =
+            inner.is_some_and(|inner| inner.to.is_none() || inner.direct == Some(DirectKind::Deploy));
         let method = inner.filter(|inner| inner.input.len() >= 4 && !creates);
         let (input, input_hash) =
             inner.map_or((Value::Null, Value::Null), |inner| inline_or_hash(&inner.input));
