@@ -142,13 +142,13 @@ fn dumps(dir: &Path, server: Option<&Server>, node: &Node) -> [Dump; 2] {
             let raw = raw.expect("opens").dump().await.expect("dumps");
             return [unmarked(raw), app.expect("opens").dump().await.expect("dumps")];
         };
-        let mut options = PgRawOptions::with(PgOptions::new(&server.url()));
+        let mut options = PgRawOptions::with(PgOptions::new(server.url()));
         (options.read_only, options.layout) = (true, Arc::new(FlowLayout::new(Network::Emulator)));
         let payloads =
             ObjectPayloads::open(ObjectsConfig::new(Location::Directory(archive.join("payloads"))));
         let payloads = Arc::new(payloads.expect("a directory"));
         let raw = PgRawStore::open_with_payloads(options, None, payloads).await.expect("opens");
-        let options = PgDerivedOptions { read_only: true, ..PgDerivedOptions::new(&server.url()) };
+        let options = PgDerivedOptions { read_only: true, ..PgDerivedOptions::new(server.url()) };
         let app = PgDerived::open(options, catalog, None).await.expect("opens");
         [unmarked(raw.dump().await.expect("dumps")), app.dump().await.expect("dumps")]
     })

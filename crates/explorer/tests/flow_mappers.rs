@@ -5,7 +5,7 @@ use alloy_primitives::{Address, B256, U256};
 use cairn_explorer::names;
 use cairn_flow::Network;
 use cairn_store::derived::{Row, Severity, Value};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 mod support;
 use support::Tables;

@@ -6,7 +6,7 @@ use cairn_backends::postgres::partition::{self, PartitionedTable, Partitions};
 use cairn_backends::postgres::{Isolation, PgPool, PgRawOptions, PgRawStore};
 use cairn_core::{Height, HeightRange, Parts};
 use cairn_store::suite::blocks::{as_stored, chain, fork};
-use cairn_store::{RawFiller, RawMaintenance, RawReader, RawWriter, StoreError};
+use cairn_store::{RawFiller, RawReader, RawWriter, StoreError};
 
 use crate::{assert_holds, batch, begun, info, number, open, options, pg};
 

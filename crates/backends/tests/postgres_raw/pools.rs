@@ -7,7 +7,7 @@ use cairn_backends::postgres::{Isolation, PgOptions, PgRawOptions, PgRawStore};
 use cairn_core::{BlockId, Height, HeightRange, Parts};
 use cairn_store::derived::{ErrorLog, NewError, Severity};
 use cairn_store::suite::blocks::chain;
-use cairn_store::{RawMaintenance, RawReader, RawWriter, StoreError};
+use cairn_store::{RawReader, RawWriter, StoreError};
 
 use crate::{batch, info, number, options, pg};
 

@@ -6,7 +6,7 @@ use cairn_backends::postgres::raw::Repaired;
 use cairn_backends::postgres::{Isolation, PgOptions, PgRawOptions, PgRawStore};
 use cairn_core::{Height, HeightRange};
 use cairn_store::suite::blocks::{chain, fork};
-use cairn_store::{RawMaintenance, RawWriter, StoreError};
+use cairn_store::{RawWriter, StoreError};
 
 use crate::{EvenLayout, assert_is_clean, batch, info, options, pg};
 

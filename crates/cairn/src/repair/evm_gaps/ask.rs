@@ -43,12 +43,11 @@ pub(super) async fn ask(
     Ok(Asked { new_events: Some(events), closes })
 }
 
+/// A block with how many events it has more than what is stored; and heights of EVM blocks.
+type Judged = (Option<(RawBlock, u32)>, Vec<u64>);
+
 /// The answer with most events more than what is stored, if there is one; and the EVM blocks that it, or what is stored, closes.
-fn judge(
-    stored: &StoredBlock,
-    answers: Vec<RawBlock>,
-    network: Network,
-) -> anyhow::Result<(Option<(RawBlock, u32)>, Vec<u64>)> {
+fn judge(stored: &StoredBlock, answers: Vec<RawBlock>, network: Network) -> anyhow::Result<Judged> {
     let (mut best, mut is_same, mut others) = (None::<(RawBlock, u32)>, false, Vec::new());
     for answer in answers {
         match again(stored, answer)? {

