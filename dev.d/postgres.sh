@@ -100,7 +100,7 @@ app_server() {
   at_stage_end "rm -rf '$data'"
   postgres_init "$data"
   command="$(printf '%q ' "${POSTGRES_AS[@]}" "$binary" -D "$data" -p "$port" "${POSTGRES_SETTINGS[@]}")"
-  APP_SERVER=(--app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-60}")
+  APP_SERVER=(--app-server "$command" --app-postgres "postgres://postgres@127.0.0.1:$port/postgres" --away-s "${CAIRN_OUTAGE_S:-30}")
 }
 
 # One ingester and three workers, killed at random while the chain forks, and without their app database for a while.
