@@ -664,8 +664,8 @@ async fn l06_a_hundred_thousand_expired_leases_are_reaped_in_bounded_statements(
              FROM generate_series(0, {LEASES} - 1) n"
         ))
         .await;
-    // The committer's own number.
-    let step = 500;
+    // Four times the committer's own number.
+    let step = 2_000;
     let mut reaped = 0;
     loop {
         // Each ends well within the pool's statement timeout, else it is an error.
