@@ -63,7 +63,7 @@ stage_conformance() {
 
 stage_sim() {
   if [ $# = 0 ]; then set -- --seeds "${CAIRN_SIM_SEEDS:-2000}"; fi
-  "$BIN_SIM" "$@"
+  exec "${YIELDING[@]}" "$BIN_SIM" "$@"
 }
 
 stage_anvil() {
@@ -107,18 +107,57 @@ totals_of() {
 EMBEDDED=
 TOTAL_PASSED=0 TOTAL_FAILED=0 SUMMARY=()
 
-# run_stage NAME: a stage that fails without a failed case, or runs no case, counts as one failed.
+# run_stage NAME
 run_stage() {
-  local name="$1" log="$CACHE/test-logs/$1.log" begun status=0 passed failed
+  local name="$1" log="$CACHE/test-logs/$1.log" begun status=0
   begun="$(date +%s)"
   printf '\n=== %s\n' "$name"
   # In a subshell with its own error handling, so that a `die` ends the stage alone.
   (set -euo pipefail; "stage_$name") 2>&1 | tee "$log" || status="${PIPESTATUS[0]}"
-  read -r passed failed < <(totals_of "$log")
+  sum_up "$name" "$status" "$(($(date +%s) - begun))"
+}
+
+# sum_up NAME STATUS SECONDS: a stage that fails without a failed case, or runs no case, counts as one failed.
+sum_up() {
+  local name="$1" status="$2" seconds="$3" passed failed
+  read -r passed failed < <(totals_of "$CACHE/test-logs/$name.log")
   if [ "$failed" = 0 ] && { [ "$status" != 0 ] || [ "$passed" = 0 ]; }; then failed=1; fi
   TOTAL_PASSED=$((TOTAL_PASSED + passed))
   TOTAL_FAILED=$((TOTAL_FAILED + failed))
-  SUMMARY+=("$(printf '%-12s %7d passed %4d failed %5d s' "$name" "$passed" "$failed" "$(($(date +%s) - begun))")")
+  SUMMARY+=("$(printf '%-12s %7d passed %4d failed %5d s' "$name" "$passed" "$failed" "$seconds")")
+}
+
+# The stage that needs processors and nothing else: its time is its own, so it may be as slow as it likes. Beside stages with servers it takes
+# what they leave while they wait.
+BESIDE_STAGE=sim
+BESIDE_PID=
+# What a command begins with that yields to every other.
+YIELDING=()
+
+begin_beside() {
+  BESIDE_BEGUN="$(date +%s)"
+  (
+    YIELDING=(nice -n 19)
+    if [ -w /proc/self/autogroup ] && command -v setsid > /dev/null; then
+      # Where the kernel shares time out by session, niceness counts within one alone: so it has one, which yields as a whole.
+      YIELDING=(setsid nice -n 19 sh -c 'echo 19 > /proc/self/autogroup; exec "$@"' sh)
+    fi
+    "stage_$BESIDE_STAGE"
+  ) > "$CACHE/test-logs/$BESIDE_STAGE.log" 2>&1 &
+  BESIDE_PID=$!
+  # It hears of no interrupt by itself.
+  trap 'kill "$BESIDE_PID" 2> /dev/null || true' EXIT
+}
+
+end_beside() {
+  local log="$CACHE/test-logs/$BESIDE_STAGE.log" status=0
+  printf '\n=== %s, which ran beside those with servers\n' "$BESIDE_STAGE"
+  # Nobody is left to yield to, but for what others run on this machine.
+  { echo 0 > "/proc/$BESIDE_PID/autogroup"; } 2> /dev/null || true
+  wait "$BESIDE_PID" || status=$?
+  trap - EXIT
+  cat "$log"
+  sum_up "$BESIDE_STAGE" "$status" "$(($(date -r "$log" +%s) - BESIDE_BEGUN))"
 }
 
 # run_build STAGE...: what these stages run, each thing once.
@@ -145,11 +184,29 @@ run_tests() {
   need_rust
   mkdir -p "$CACHE/test-logs"
   run_build "${stages[@]}"
-  for stage in "${stages[@]}"; do run_stage "$stage"; done
+  local beside=
+  for stage in "${stages[@]}"; do
+    if is_one_of "$stage" "${SERVER_STAGES[@]}"; then beside="$BESIDE_STAGE"; fi
+  done
+  if ! is_one_of "$BESIDE_STAGE" "${stages[@]}"; then beside=; fi
+  for stage in "${stages[@]}"; do
+    if [ "$stage" = "$beside" ]; then continue; fi
+    if [ -n "$beside" ] && [ -z "$BESIDE_PID" ] && is_one_of "$stage" "${SERVER_STAGES[@]}"; then begin_beside; fi
+    run_stage "$stage"
+  done
+  if [ -n "$BESIDE_PID" ]; then end_beside; fi
   printf '\n'
   printf '%s\n' "${SUMMARY[@]}"
   printf '%d passed, %d failed\n' "$TOTAL_PASSED" "$TOTAL_FAILED"
   [ "$TOTAL_FAILED" = 0 ]
+}
+
+# is_one_of NAME LIST...
+is_one_of() {
+  local name="$1" one
+  shift
+  for one in "$@"; do if [ "$one" = "$name" ]; then return; fi; done
+  return 1
 }
 
 # run_bench [NAME ...]: in release. One that compares with another server is told where the programs are; one that needs PostgreSQL uses the

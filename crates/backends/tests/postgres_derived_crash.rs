@@ -47,9 +47,9 @@ const RAW: [u8; 16] = [7; 16];
 const NEVER: ReorgMark = ReorgMark { id: 0, digest: [0; 32] };
 
 /// The fork leaves the chain above this height.
-const COMMON: u64 = 4;
+const COMMON: u64 = 3;
 /// Where the first fork ended, and where the second one does.
-const ENDS: [u64; 2] = [8, 10];
+const ENDS: [u64; 2] = [7, 8];
 
 fn catalog() -> Catalog {
     Catalog::new([&TRANSFERS, &HOLDINGS]).expect("works")
@@ -224,9 +224,11 @@ async fn i01_a_crash_between_any_two_statements_of_derived_work_ends_as_a_clean_
     let (dying, next) = (open().await, open().await);
     let mut statements = 0;
     for crash_at in 0.. {
+        // A TRUNCATE would make every table and index anew, and every statement's plan with them.
         db.sql(
-            "TRUNCATE app.reorg_state, app.reorgs_applied, app.indexing_checkpoints, app.worker_leases, app.state_undo, app.quarantined_blocks, app.rebuilds, \
-             app.transfers, app.holdings RESTART IDENTITY",
+            "DELETE FROM app.reorg_state; DELETE FROM app.reorgs_applied; DELETE FROM app.indexing_checkpoints; DELETE FROM app.worker_leases; \
+             DELETE FROM app.state_undo; DELETE FROM app.quarantined_blocks; DELETE FROM app.rebuilds; DELETE FROM app.transfers; \
+             DELETE FROM app.holdings",
         )
         .await;
         dying.set_statement_hook(Some(Arc::new(BreakAt { left: AtomicU64::new(crash_at) })));

@@ -33,10 +33,6 @@ impl DerivedFactory for Places {
         Ok(Arc::new(Place { db, catalog, clock }))
     }
 
-    fn expired_leases(&self) -> u64 {
-        20_000
-    }
-
     fn at_once(&self) -> usize {
         4
     }

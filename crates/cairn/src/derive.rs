@@ -239,7 +239,7 @@ impl Work {
             tokio::select! {
                 biased;
                 seen = done => seen.context("derived work ended early")?.clone(),
-                held_up = self.held_up(tip) => return Err(held_up),
+                looked = self.looked(tip) => return looked,
             }
         };
         match seen.halted {
@@ -248,8 +248,9 @@ impl Work {
         }
     }
 
-    /// Looks for what only an operator can set going again.
-    async fn held_up(&self, tip: Height) -> anyhow::Error {
+    /// Looks now and then at the store itself: for what only an operator can set going again, which is an error, and whether all is done. What workers say of
+    /// themselves may be behind that: of two that commit ranges of one service side by side, the earlier may say so later.
+    async fn looked(&self, tip: Height) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(HELD_UP_LOOK).await;
             // A store that can't be read now is no answer; whoever works says so.
@@ -257,23 +258,28 @@ impl Work {
             // Nothing waits for those who ask a node.
             let waited_for: Vec<&str> = {
                 let status = self.status.borrow();
+                if status.watermark_exclusive().is_none() {
+                    // Not all of them have said where they stand.
+                    continue;
+                }
                 let services = status.services.iter().filter(|(_, service)| !service.is_enricher);
                 services.map(|(name, _)| *name).collect()
             };
             let behind = |name: &str| {
                 waited_for.contains(&name) && snapshot.checkpoint(name).is_some_and(|own| own.next <= tip)
             };
+            let is_done = |name: &&str| snapshot.checkpoint(name).is_some_and(|own| own.next > tip);
+            if waited_for.iter().all(is_done) {
+                return Ok(());
+            }
             if let Some(own) = snapshot.checkpoints().iter().find(|own| own.paused && behind(&own.service)) {
                 let name = &own.service;
-                return anyhow::anyhow!(
-                    "{name} is paused at height {}; `cairn workers resume {name}`",
-                    own.next
-                );
+                anyhow::bail!("{name} is paused at height {}; `cairn workers resume {name}`", own.next);
             }
             let filter = LeaseFilter { dead: true, limit: 10, ..LeaseFilter::default() };
             let Ok(dead) = snapshot.leases(&filter).await else { continue };
             if let Some(lease) = dead.iter().find(|lease| behind(&lease.service)) {
-                return anyhow::anyhow!(
+                anyhow::bail!(
                     "range {} of {} failed too often: mend what `cairn leases list --dead` says, then `cairn leases retry {}`",
                     lease.range,
                     lease.service,

@@ -76,7 +76,7 @@ const LEAST_ROW_BYTES: i64 = 7 * 40 + 96;
 fn owners_and_keys_are_held_against_their_events(server: Option<&Server>) {
     let dir = tempfile::tempdir().expect("dir");
     let dir = dir.path();
-    let node = node(GeneratorOptions { transactions: 50..=70, ..GeneratorOptions::new(11) }, 60);
+    let node = node(GeneratorOptions { crowd: 5, ..GeneratorOptions::new(11) }, 60);
     fill(dir, server, &node);
     for _ in 0..3 {
         node.generator.grow(60);

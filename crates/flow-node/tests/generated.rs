@@ -187,6 +187,31 @@ async fn a_generated_chain_is_whole_and_has_the_ledgers_balances_owners_and_evm_
 }
 
 #[tokio::test]
+async fn a_crowd_is_in_the_ledger_as_its_blocks_tell_it() {
+    let options = GeneratorOptions {
+        crowd: 5,
+        transactions: 0..=1,
+        rlp_heights: 10,
+        old_heights: 20,
+        ..GeneratorOptions::new(9)
+    };
+    let generator = Generator::new(options.clone(), Behaviour::default());
+    generator.grow(40);
+    let node = FlowNode::serve(generator.state()).await.expect("listens");
+    let blocks = all(&source(&node).await, &options).await;
+    let (mut sums, mut resources) = (Sums::default(), Resources::new());
+    blocks.iter().for_each(|raw| sums.add(&decoded(raw), &mut resources));
+    let state = node.state();
+    assert_eq!(sums, Sums::of(&state.ledger, 1_039));
+    let accounts = state.ledger.accounts.all().count();
+    assert!(
+        accounts > 39 * 5 && sums.owners.len() > 39 * 5,
+        "{accounts} accounts, {} items",
+        sums.owners.len()
+    );
+}
+
+#[tokio::test]
 async fn sealed_blocks_are_undone_and_the_ledger_with_them() {
     let options = GeneratorOptions { unsealed_heights: 3, ..GeneratorOptions::new(3) };
     let mut generator = Generator::new(options.clone(), Behaviour::default());

@@ -47,7 +47,7 @@ fn is_settled(model: &Protocol, state: &State) -> bool {
 
 /// Explores every state, breadth first, then walks back from the good ends. Ends early where one of the model's properties breaks.
 ///
-/// Keeps some twenty bytes a state and eight an edge; the states themselves only for the layer in hand and the next. Two
+/// Keeps some thirty bytes a state and four an edge; the states themselves only for the layer in hand and the next. Two
 /// states with one 64-bit fingerprint would be taken for one: at ten million states, once in some 300,000 runs.
 pub fn explore(model: &Protocol) -> Reach {
     explore_with(model, &model.properties())
@@ -69,11 +69,9 @@ fn explore_with(model: &Protocol, properties: &[Property<Protocol>]) -> Reach {
         for (state, number) in layer.iter().zip(&numbers) {
             if let Some(property) = properties.iter().find(|property| !(property.condition)(model, state)) {
                 let broken = Some((property.name, graph.way_to(model, *number)));
-                return Reach { states: graph.parents.len(), done: graph.done.len(), broken, trap: None };
+                return Reach { states: graph.parents.len(), done: graph.done_count(), broken, trap: None };
             }
-            if is_done(model, state) {
-                graph.done.push(*number);
-            }
+            graph.done.push(is_done(model, state));
             model.actions(state, &mut actions);
             for action in actions.drain(..) {
                 let Some(next) = model.next_state(state, action) else { continue };
@@ -83,13 +81,14 @@ fn explore_with(model: &Protocol, properties: &[Property<Protocol>]) -> Reach {
                     next_layer.push(next);
                     next_numbers.push(to);
                 }
-                graph.edges.push((to, *number));
+                graph.edges.push(to);
             }
+            graph.ends.push(graph.edges.len());
         }
         layer = next_layer;
         numbers = next_numbers;
     }
-    let (states, done) = (graph.parents.len(), graph.done.len());
+    let (states, done) = (graph.parents.len(), graph.done_count());
     let trap = if model.silent_swap { None } else { graph.trap(model) };
     Reach { states, done, broken: None, trap }
 }
@@ -102,10 +101,12 @@ struct Graph {
     parents: Vec<u32>,
     /// Where each is settled.
     settled: Vec<bool>,
-    /// (to, from).
-    edges: Vec<(u32, u32)>,
-    /// States in which all is done.
-    done: Vec<u32>,
+    /// Where each leads, one state after another in the order of their numbers.
+    edges: Vec<u32>,
+    /// Where each one's edges end.
+    ends: Vec<usize>,
+    /// Whether all is done in it.
+    done: Vec<bool>,
 }
 
 impl Graph {
@@ -116,6 +117,7 @@ impl Graph {
             parents: Vec::new(),
             settled: vec![false],
             edges: Vec::new(),
+            ends: Vec::new(),
             done: Vec::new(),
         }
     }
@@ -130,10 +132,14 @@ impl Graph {
         (number, number == fresh)
     }
 
+    fn done_count(&self) -> usize {
+        self.done.iter().filter(|done| **done).count()
+    }
+
     /// A way to a state that can't reach the end: the nearest settled one, which shows best what is stuck, else the nearest.
-    fn trap(&mut self, model: &Protocol) -> Option<Vec<Action>> {
+    fn trap(&self, model: &Protocol) -> Option<Vec<Action>> {
         let states = self.parents.len();
-        let reaches = backward(states, std::mem::take(&mut self.edges), self.done.clone());
+        let reaches = with_a_way(&self.edges, &self.ends, self.done.clone());
         // Numbers grow with the distance from the start.
         let settled = (0..states).find(|number| !reaches[*number] && self.settled[*number]);
         let trap = settled.or_else(|| (0..states).find(|number| !reaches[*number]))?;
@@ -163,28 +169,21 @@ impl Graph {
     }
 }
 
-/// Which states have a way to one of `done`, given edges as (to, from).
-fn backward(states: usize, mut edges: Vec<(u32, u32)>, done: Vec<u32>) -> Vec<bool> {
-    edges.sort_unstable();
-    let mut starts = vec![0usize; states + 1];
-    for (to, _) in &edges {
-        starts[*to as usize + 1] += 1;
-    }
-    for number in 0..states {
-        starts[number + 1] += starts[number];
-    }
-    let mut reaches = vec![false; states];
-    let mut stack = done;
-    for number in &stack {
-        reaches[*number as usize] = true;
-    }
-    while let Some(number) = stack.pop() {
-        for (_, from) in &edges[starts[number as usize]..starts[number as usize + 1]] {
-            if !reaches[*from as usize] {
-                reaches[*from as usize] = true;
-                stack.push(*from);
+/// Which states have a way to one that is done, over the edges of each. Most ways lead from smaller numbers to greater ones, so a few passes
+/// from the greatest number down find them all.
+fn with_a_way(edges: &[u32], ends: &[usize], done: Vec<bool>) -> Vec<bool> {
+    let mut reaches = done;
+    loop {
+        let mut found = false;
+        for number in (0..reaches.len()).rev() {
+            let begin = number.checked_sub(1).map_or(0, |before| ends[before]);
+            if !reaches[number] && edges[begin..ends[number]].iter().any(|to| reaches[*to as usize]) {
+                reaches[number] = true;
+                found = true;
             }
         }
+        if !found {
+            return reaches;
+        }
     }
-    reaches
 }

@@ -142,6 +142,9 @@ impl<'g> BlockBuilder<'g> {
             for _ in 0..count {
                 self.user_transaction();
             }
+            if self.options.crowd > 0 {
+                self.crowd_transaction();
+            }
         }
         let users = self.made.len();
         self.system_transactions();

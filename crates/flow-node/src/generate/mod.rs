@@ -55,6 +55,8 @@ pub struct GeneratorOptions {
     pub root_height: u64,
     /// User transactions of a block.
     pub transactions: RangeInclusive<usize>,
+    /// How many accounts one transaction more in each block creates, and twice as often it mints items: much state with few transactions.
+    pub crowd: usize,
     /// Blocks of the first age, in which keys are told as RLP.
     pub rlp_heights: u64,
     /// Blocks before Cadence 1.0, those of the first age among them.
@@ -71,6 +73,7 @@ impl GeneratorOptions {
             network: Network::Emulator,
             root_height: 1_000,
             transactions: 0..=6,
+            crowd: 0,
             rlp_heights: 40,
             old_heights: 120,
             unsealed_heights: 0,

@@ -138,6 +138,19 @@ impl BlockBuilder<'_> {
         self.finish(tx);
     }
 
+    /// Accounts and items by the dozen: see [`super::GeneratorOptions::crowd`].
+    pub fn crowd_transaction(&mut self) {
+        let service = self.service();
+        let mut tx = Tx::new(service, service, vec![service]);
+        for _ in 0..self.options.crowd {
+            self.create_account(&mut tx, service);
+            self.mint_item(&mut tx);
+            self.mint_item(&mut tx);
+        }
+        self.pay_fee(&mut tx);
+        self.finish(tx);
+    }
+
     fn act(&mut self, tx: &mut Tx, actor: FlowAddress) {
         let is_old = self.is_old();
         if self.age() < self.options.rlp_heights && self.chance(20) {
