@@ -256,20 +256,16 @@ impl Work {
             // A store that can't be read now is no answer; whoever works says so.
             let Ok(snapshot) = self.late.snapshot().await else { continue };
             // Nothing waits for those who ask a node.
-            let waited_for: Vec<&str> = {
+            let (waited_for, have_begun): (Vec<&str>, bool) = {
                 let status = self.status.borrow();
-                if status.watermark_exclusive().is_none() {
-                    // Not all of them have said where they stand.
-                    continue;
-                }
                 let services = status.services.iter().filter(|(_, service)| !service.is_enricher);
-                services.map(|(name, _)| *name).collect()
+                (services.map(|(name, _)| *name).collect(), status.watermark_exclusive().is_some())
             };
             let behind = |name: &str| {
                 waited_for.contains(&name) && snapshot.checkpoint(name).is_some_and(|own| own.next <= tip)
             };
             let is_done = |name: &&str| snapshot.checkpoint(name).is_some_and(|own| own.next > tip);
-            if waited_for.iter().all(is_done) {
+            if have_begun && waited_for.iter().all(is_done) {
                 return Ok(());
             }
             if let Some(own) = snapshot.checkpoints().iter().find(|own| own.paused && behind(&own.service)) {
