@@ -5,6 +5,7 @@ import MetadataViews from 0xf8d6e0586b0a20c7
 /// A fungible token of the tests: its owner mints, everybody moves and burns.
 access(all) contract Pebble: FungibleToken {
     access(all) event TokensMinted(amount: UFix64)
+    access(all) event TokensBurned(amount: UFix64)
 
     access(all) var supply: UFix64
 
@@ -58,6 +59,7 @@ access(all) contract Pebble: FungibleToken {
 
         access(contract) fun burnCallback() {
             Pebble.supply = Pebble.supply - self.balance
+            emit TokensBurned(amount: self.balance)
             self.balance = 0.0
         }
 

@@ -28,6 +28,8 @@ use crate::config::{Config, Malformed};
 use crate::node::HttpContractNode;
 use crate::stores::{self, LateApp};
 
+/// How long it is till the store is looked at again, where workers say that they are done and it doesn't.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How often a process that waits for derived work looks whether an operator holds it up.
 const HELD_UP_LOOK: Duration = Duration::from_secs(2);
 
@@ -177,6 +179,7 @@ pub fn options(config: &Config) -> DeriveOptions {
 pub struct Work {
     task: tokio::task::JoinHandle<()>,
     status: watch::Receiver<DeriveStatus>,
+    raw: Arc<dyn RawReader>,
     /// The app store for readers, once it is there.
     pub late: Arc<LateApp>,
 }
@@ -196,7 +199,7 @@ impl Work {
         let late = Arc::new(LateApp::default());
         let (board, status) = watch::channel(DeriveStatus::default());
         let task = tokio::spawn({
-            let (config, late) = (config.clone(), late.clone());
+            let (config, late, raw) = (config.clone(), late.clone(), raw.clone());
             async move {
                 if let Err(error) =
                     run(&config, catalog, processors, raw, errors, hint, &late, &board, stop).await
@@ -215,7 +218,7 @@ impl Work {
                 }
             }
         });
-        Ok(Work { task, status, late })
+        Ok(Work { task, status, raw, late })
     }
 
     /// The app store for readers.
@@ -228,24 +231,50 @@ impl Work {
         self.status.clone()
     }
 
-    /// Waits until everything up to the raw tip is derived; an error where it has halted, or where nobody will do it: a worker is paused, or a
-    /// range is dead.
+    /// Waits until everything up to the raw tip is derived and every reorg is applied; an error where it has halted, or where nobody will do it: a worker is
+    /// paused, or a range is dead.
     pub async fn caught_up(&self, tip: Height) -> anyhow::Result<()> {
         let mut status = self.status.clone();
-        let seen = {
-            let done = status.wait_for(|status| {
+        let looked = self.looked(tip);
+        tokio::pin!(looked);
+        loop {
+            let may_be = status.wait_for(|status| {
                 status.halted.is_some() || status.watermark_exclusive().is_some_and(|next| next > tip)
             });
-            tokio::select! {
+            let halted = tokio::select! {
                 biased;
-                seen = done => seen.context("derived work ended early")?.clone(),
-                looked = self.looked(tip) => return looked,
+                seen = may_be => seen.context("derived work ended early")?.halted.clone(),
+                looked = &mut looked => return looked,
+            };
+            if let Some(message) = halted {
+                anyhow::bail!("derived work halted: {message}");
             }
-        };
-        match seen.halted {
-            Some(message) => anyhow::bail!("derived work halted: {message}"),
-            None => Ok(()),
+            // They may have said it of a fork that is left since.
+            if self.is_done(tip).await {
+                return Ok(());
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+                looked = &mut looked => return looked,
+            }
         }
+    }
+
+    /// Whether the store itself has everything up to the tip, of the chain as it is now. What can't be read now is not known to be done.
+    async fn is_done(&self, tip: Height) -> bool {
+        let waited_for = {
+            let status = self.status.borrow();
+            if status.watermark_exclusive().is_none() {
+                return false;
+            }
+            waited_for(&status)
+        };
+        let Ok(app) = self.late.snapshot().await else { return false };
+        let Ok(raw) = self.raw.snapshot().await else { return false };
+        let forks = app.forks();
+        forks.is_settled()
+            && forks.applied.id == raw.head().newest_reorg.id
+            && waited_for.iter().all(|name| app.checkpoint(name).is_some_and(|own| own.next > tip))
     }
 
     /// Looks now and then at the store itself: for what only an operator can set going again, which is an error, and whether all is done. What workers say of
@@ -253,21 +282,15 @@ impl Work {
     async fn looked(&self, tip: Height) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(HELD_UP_LOOK).await;
+            if self.is_done(tip).await {
+                return Ok(());
+            }
             // A store that can't be read now is no answer; whoever works says so.
             let Ok(snapshot) = self.late.snapshot().await else { continue };
-            // Nothing waits for those who ask a node.
-            let (waited_for, have_begun): (Vec<&str>, bool) = {
-                let status = self.status.borrow();
-                let services = status.services.iter().filter(|(_, service)| !service.is_enricher);
-                (services.map(|(name, _)| *name).collect(), status.watermark_exclusive().is_some())
-            };
+            let waited_for = waited_for(&self.status.borrow());
             let behind = |name: &str| {
                 waited_for.contains(&name) && snapshot.checkpoint(name).is_some_and(|own| own.next <= tip)
             };
-            let is_done = |name: &&str| snapshot.checkpoint(name).is_some_and(|own| own.next > tip);
-            if have_begun && waited_for.iter().all(is_done) {
-                return Ok(());
-            }
             if let Some(own) = snapshot.checkpoints().iter().find(|own| own.paused && behind(&own.service)) {
                 let name = &own.service;
                 anyhow::bail!("{name} is paused at height {}; `cairn workers resume {name}`", own.next);
@@ -293,6 +316,12 @@ impl Work {
     }
 }
 
+/// Whose checkpoints count: nothing waits for those who ask a node.
+fn waited_for(status: &DeriveStatus) -> Vec<&'static str> {
+    let services = status.services.iter().filter(|(_, service)| !service.is_enricher);
+    services.map(|(name, _)| *name).collect()
+}
+
 #[expect(clippy::too_many_arguments, reason = "called once, with what the process has")]
 async fn run(
     config: &Config,
@@ -308,7 +337,19 @@ async fn run(
     let Some(app) = stores::open_app_patiently(config, catalog.clone(), &stop).await? else { return Ok(()) };
     if config.app.url.is_none() {
         // This process holds the directory alone: what a predecessor held is free, and a bad end of each range of which it did nothing.
-        app.release_all().await?;
+        loop {
+            match app.release_all().await {
+                Ok(_) => break,
+                Err(error) if error.kind().is_retryable() => {
+                    tracing::warn!(%error, "leases of the process before can't be freed yet; it is tried again");
+                    tokio::select! {
+                        () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                        () = stop.cancelled() => return Ok(()),
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
     late.set(app.clone());
     let app: Arc<dyn DerivedStore> = app;

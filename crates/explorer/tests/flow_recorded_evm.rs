@@ -61,7 +61,10 @@ fn every_recorded_evm_transaction_is_the_row_that_its_explorer_shows() {
                 ("0".into(), &Json::Bool(false))
             );
             cumulative += gas(row);
-            assert_eq!(of("cumulative_gas_used"), cumulative.to_string());
+            // The explorer's page ends within the lowest block: what its first transaction used isn't recorded, so nobody knows the sum.
+            let is_whole = rows[0]["position"] == 0;
+            let known = if is_whole { cumulative.to_string() } else { "null".into() };
+            assert_eq!((of("cumulative_gas_used"), is_whole), (known, evm_height != 55_215_313));
             let closed_s = told(&tables, "evm_blocks", "evm_timestamp_s").remove(0).parse::<u64>().unwrap();
             assert_eq!(closed_s * 1_000, millis(&text(row, "timestamp")));
             let priced = [of("tx_type"), of("gas_price"), of("effective_gas_price")];

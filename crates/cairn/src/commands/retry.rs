@@ -61,7 +61,16 @@ pub async fn retry(
     closing().await.with_context(|| {
         format!("{told}but error {id} could not be closed; `cairn errors resolve {id}` closes it")
     })?;
-    if !is_yet_to_come(app, service, height, alone).await? {
+    let is_yet_to_come = match is_yet_to_come(app, service, height, alone).await {
+        Ok(yet) => yet,
+        Err(error) => {
+            raw.record(std::slice::from_ref(&found.error)).await?;
+            return Err(error.context(format!(
+                "{told}but error {id} stays open: whether the worker had come to height {height} before it was closed can't be told"
+            )));
+        }
+    };
+    if !is_yet_to_come {
         let again = match alone {
             true => ask(config, app, service, height, alone, stay).await,
             false => Err(anyhow::anyhow!("{service} has come to height {height} already")),

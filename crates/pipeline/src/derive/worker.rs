@@ -272,6 +272,11 @@ impl Worker {
                 match (error.kind(), uncharged) {
                     // The store's uuid, schema or catalog don't fit: nothing this process does can be right.
                     _ if ends_all(&error) => {
+                        // No bad end of this range. A store that isn't the one this process thinks it is refuses this too.
+                        let end = LeaseEnd::Transient { message, retry_in_ms: options.failed_pause_ms };
+                        if let Err(error) = self.context.app.end(&held.lease, end).await {
+                            tracing::debug!(service = name, %error, "a lease could not be given back");
+                        }
                         return Err(self.halts(error, Some(held.lease.done_to)));
                     }
                     (ErrorKind::Retry | ErrorKind::Wait, _) => {

@@ -15,6 +15,7 @@ mod options;
 mod reports;
 mod stop;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ const MAINTAIN_STEP_BYTES: u64 = 8 << 20;
 const MAINTAIN_REST: Duration = Duration::from_millis(500);
 /// A block that checks refuse so often in a row is reported: other nodes had their turn by then.
 const REPORTED_AFTER: u32 = 5;
+/// How many of them are counted at a time.
+const MAX_REFUSED: usize = 64;
 /// Backfilling is what we call being at least this far behind.
 const BACKFILL_HEIGHTS: u64 = 16;
 
@@ -457,22 +460,23 @@ impl Ingester {
     }
 }
 
-/// A block that checks refuse, and how often in a row.
+/// Blocks that checks refuse, and how often each.
 #[derive(Default)]
 struct Refused {
-    last: Option<(Height, u32)>,
+    times: BTreeMap<Height, u32>,
 }
 
 impl Refused {
-    /// Another failure; the height of its block, where that was refused so often that it is to be reported now.
+    /// Another failure; the height of its block, where it is to be reported now: what is reported again while it is open is one error still.
     fn again(&mut self, error: &IngestError) -> Option<Height> {
         let IngestError::Source(SourceError::Inconsistent { height, .. }) = error else { return None };
-        let times = match self.last {
-            Some((last, times)) if last == *height => times + 1,
-            _ => 1,
-        };
-        self.last = Some((*height, times));
-        (times == REPORTED_AFTER).then_some(*height)
+        if self.times.len() >= MAX_REFUSED {
+            // What was stored since is below what is refused now.
+            self.times.pop_first();
+        }
+        let times = self.times.entry(*height).or_default();
+        *times += 1;
+        times.is_multiple_of(REPORTED_AFTER).then_some(*height)
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_postgres::Row;
 
 use super::head::{self, Head, get_height, get_id_opt, get_u32, get_u64, sql};
 use super::rows::EncodedBatch;
-use super::tx::Tx;
+use super::tx::{FILL, Tx};
 use super::writer::{MAX_OFFLOADS, demand_finality, is_object_lost, make_live};
 use super::{PgRawStore, Shared, blocking, read, runs};
 use crate::postgres::PgConn;
@@ -176,7 +176,7 @@ impl RawFiller for PgRawStore {
         for tries in 1.. {
             batch = shared.upload(batch).await?;
             let filled = shared
-                .commit("fill", |tx| {
+                .commit(FILL, |tx| {
                     let (shared, held, batch) = (shared.clone(), held.clone(), batch.clone());
                     Box::pin(async move { fill(&shared, tx, &held, &batch, ttl_ms).await })
                 })

@@ -243,7 +243,7 @@ impl Shared {
             options,
             clock: self.clock.clone(),
             partitions: self.partitions.clone(),
-            lanes: self.lanes.clone(),
+            lanes: Arc::default(),
             scripts: scripts::KnownScripts::default(),
             hook: Mutex::new(None),
             statement_hook: Mutex::new(None),

@@ -21,12 +21,16 @@ use crate::postgres::{CopyBuf, Isolation, Partitions, PgConn, StatementHook};
 /// How often a verb is run again at once where it lost against another writer.
 const MAX_RUNS: u32 = 8;
 
+/// The verb of ranges ahead of the head.
+pub(super) const FILL: &str = "fill";
+
 /// One transaction of a verb.
 pub(super) struct Tx {
     conn: PgConn,
     hook: Option<Arc<dyn StatementHook>>,
     partitions: Partitions,
-    lanes: Arc<Lanes>,
+    /// Of who fills ranges.
+    lanes: Option<Arc<Lanes>>,
     /// Whether a partition that this process knows was not there.
     partition_gone: AtomicBool,
 }
@@ -91,7 +95,10 @@ impl Tx {
         heights: HeightRange,
     ) -> Result<HeightsCopy<'_>> {
         self.step()?;
-        let lane = self.lanes.enter(table).await;
+        let lane = match &self.lanes {
+            Some(lanes) => lanes.enter(table).await,
+            None => None,
+        };
         let partition = self.partitions.holding(table, heights);
         let name = partition.as_deref().unwrap_or(table);
         let sql = format!("COPY {}.{name} ({columns}) FROM STDIN (FORMAT binary)", schema::SCHEMA);
@@ -143,7 +150,7 @@ impl Shared {
                 conn,
                 hook: statement_hook.clone(),
                 partitions: self.partitions.clone(),
-                lanes: self.lanes.clone(),
+                lanes: (verb == FILL).then(|| self.lanes.clone()),
                 partition_gone: AtomicBool::new(false),
             };
             let done = match work(&tx).await {

@@ -90,6 +90,11 @@ impl Moves {
                 *self.minted.entry(ContractId::new(account, of)).or_default() += amount;
                 Ok(())
             }
+            // What contracts say by themselves, beside the standard or in its place.
+            "TokensBurned" => {
+                let amount = Fields::of(&event.payload)?.units("amount")?;
+                self.burned_by_its_contract(&ContractId::new(account, of), amount, at)
+            }
             "Minted" => {
                 let fields = Fields::of(&event.payload)?;
                 if fields.has("id") {
@@ -161,6 +166,31 @@ impl Moves {
         let from = self.taken(fields.number("fromUUID")?, amount)?;
         self.tokens(at, TokenMove { token, from, to: None, amount, kind: MoveKind::Burn });
         Ok(())
+    }
+
+    /// A hand with so many of it has them no more, unless the standard's event was the one that told of it.
+    fn burned_by_its_contract(&mut self, token: &ContractId, amount: u64, at: u32) -> Result<()> {
+        let is_it = |hand: &Hand| hand.token == *token && hand.amount == amount;
+        let mut hands = self.hands.iter().filter(|(_, hand)| is_it(hand)).map(|(vault, _)| *vault);
+        match (hands.next(), hands.next()) {
+            (Some(vault), None) => {
+                let from = self.taken(vault, amount)?;
+                let token = token.clone();
+                self.tokens(at, TokenMove { token, from, to: None, amount, kind: MoveKind::Burn });
+                Ok(())
+            }
+            (None, _) => {
+                let is_told = self.done.iter().any(|done| {
+                    matches!(&done.deed, Deed::Tokens(moved) if moved.token == *token && moved.amount == amount
+                        && moved.kind == MoveKind::Burn)
+                });
+                ensure!(is_told, "{amount} of {token:?} are burnt that nobody took out");
+                Ok(())
+            }
+            (Some(_), Some(_)) => {
+                bail!("{amount} of {token:?} are in several hands: the test can't say which is burnt")
+            }
+        }
     }
 
     fn tokens(&mut self, event_index: u32, moved: TokenMove) {

@@ -253,7 +253,7 @@ impl Token {
         vaults.max_by_key(|(_, held)| held.named_at).map(|(vault, _)| *vault)
     }
 
-    /// What that vault held; else what was minted as exactly so much; else the oldest that no later event names.
+    /// What that vault held; else what was minted as exactly so much; else the oldest that no later event names, if they are enough.
     fn take_for_burn(&mut self, burn: &NamelessBurn) -> Vec<Lot> {
         let mut missing = u128::from(burn.amount);
         if let Some(held) = self.vault_of_burn(burn).and_then(|vault| self.vaults.get_mut(&vault)) {
@@ -265,6 +265,10 @@ impl Token {
         let may_be = self.vaults.values_mut().filter(|held| held.named_at < burn.event_index);
         let mut by_age: Vec<(u32, &mut Lots)> =
             may_be.filter_map(|held| Some((held.lots.oldest_event()?, &mut held.lots))).collect();
+        // Fewer than were burnt are on their way: these lie elsewhere, and what was burnt came from a vault that no event names.
+        if by_age.iter().map(|(_, lots)| lots.amount()).sum::<u128>() < missing {
+            return Vec::new();
+        }
         by_age.sort_by_key(|(oldest_event, _)| *oldest_event);
         let mut taken = Vec::new();
         for (_, lots) in by_age {
