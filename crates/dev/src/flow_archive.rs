@@ -1,5 +1,6 @@
 //! The stores of a cairn that follows Flow, on SQLite or PostgreSQL: where a process finds them, and what stands in them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgRawOptions, PgRawStore};
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
 use cairn_core::SystemClock;
+use cairn_explorer::processors::flow_catalog;
 use cairn_flow::{FlowLayout, Network};
 use cairn_store::derived::{DerivedDump, DerivedReader, ErrorFilter, ErrorLog, LeaseFilter};
 use cairn_store::{Dump, RawDump, RawReader};
@@ -124,7 +126,7 @@ impl Archive {
 
     /// The app store, for reading.
     pub async fn app(&self) -> Result<Arc<dyn App>> {
-        let catalog = cairn_explorer::processors::flow_catalog()?;
+        let catalog = flow_catalog()?;
         Ok(match self.urls() {
             Some([_, app]) => {
                 let mut options = PgDerivedOptions::new(app.clone());
@@ -164,6 +166,8 @@ impl Archive {
     /// Waits until both stores stand at this block, every reorg is applied and every worker has come as far.
     pub async fn settle(&self, tip: (u64, String), process: &mut Peer, limit: Duration) -> Result<()> {
         let both = std::cell::RefCell::new(None);
+        let catalog = flow_catalog()?;
+        let services: BTreeSet<&str> = catalog.tables().iter().map(|table| table.def().service).collect();
         let waited = wait_until("everything is derived", limit, || async {
             if both.borrow().is_none() {
                 let opened = (self.raw().await?, self.app().await?);
@@ -179,6 +183,11 @@ impl Archive {
             let forks = snapshot.forks();
             if !forks.is_settled() || forks.applied.id != stored.newest_reorg.id {
                 return Ok(Some(format!("reorg {} of {}", forks.applied.id, stored.newest_reorg.id)));
+            }
+            // One that has not begun has no checkpoint yet.
+            let begun = |service: &str| snapshot.checkpoint(service).is_some();
+            if let Some(service) = services.iter().find(|service| !begun(service)) {
+                return Ok(Some(format!("{service} has not begun")));
             }
             match snapshot.checkpoints().iter().find(|checkpoint| checkpoint.last() != Some(found)) {
                 Some(checkpoint) => Ok(Some(format!("{checkpoint:?}"))),

@@ -46,7 +46,8 @@ async fn done(app: &dyn AppStore, service: &str, rows: Vec<TableRows>, states: V
         version: 1,
         owner: "test".into(),
         ttl_ms: 60_000,
-        range_heights: HEIGHTS,
+        // A range is cut at a multiple of it.
+        range_heights: FIRST + HEIGHTS,
         first: Height(FIRST),
         limit_exclusive: Height(FIRST + HEIGHTS),
         stop_exclusive: None,
