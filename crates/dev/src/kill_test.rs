@@ -105,7 +105,7 @@ impl Fleet {
         };
     }
 
-    /// Has a worker ask again about all that it has done; whether there was anything yet.
+    /// Has a worker ask again about all that it has done; whether it will, for this word: there may be nothing yet, or it may be at it already.
     async fn ask_again(&self, worker: &str) -> Result<bool> {
         let mut command = Command::new(&self.cairn);
         command.args(["reindex", "--worker", worker, "--from", "0", "--data"]).arg(self.folder.join("data"));
@@ -113,7 +113,12 @@ impl Fleet {
         let ended = command.kill_on_drop(true).output().await?;
         let words = String::from_utf8_lossy(&ended.stderr);
         let nothing_yet = words.contains("has never run here") || words.contains("lies outside of it");
-        ensure!(ended.status.success() || nothing_yet, "{worker} can't be told to ask again: {words}");
+        // Those that were told before may be at it still.
+        let is_at_it = words.contains("is being made again already");
+        ensure!(
+            ended.status.success() || nothing_yet || is_at_it,
+            "{worker} can't be told to ask again: {words}"
+        );
         Ok(ended.status.success())
     }
 

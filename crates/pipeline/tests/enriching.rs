@@ -300,7 +300,7 @@ async fn l04_a_job_longer_than_its_lease_is_done_once_where_it_is_renewed() {
     };
     world.until("the enricher at work", async || !leases().await.is_empty()).await;
     let begun = leases().await;
-    let second = world.start(vec![enricher], options);
+    let second = world.start(vec![marks(|_, _| Ok(())), enricher], options);
     world.until_next("name_worker", 4).await;
     let mut heights = asked.lock().unwrap().clone();
     heights.sort_unstable();
