@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use cairn_core::{BlockFacts, BlockRef};
 use cairn_store::StoreError;
-use cairn_store::derived::{MAX_RAW_DATA_BYTES, NewError, Severity, WorkerLease};
+use cairn_store::derived::{ErrorFilter, MAX_RAW_DATA_BYTES, NewError, Severity, WorkerLease};
 
 use super::context::Context;
 use super::error::DeriveError;
@@ -212,8 +212,17 @@ pub(super) async fn of_end(
     Ok(())
 }
 
-/// Records a range that waits for an operator: one that ended every process that worked on it has left no other word. The same words again are the same error.
+/// Records a range that waits for an operator, where nothing is said of the height that it stands at: one that ended every process that worked on it has left no other word.
 pub(super) async fn of_dead(context: &Context, lease: &WorkerLease) -> Result<(), StoreError> {
+    let known = ErrorFilter {
+        service: Some(lease.service.clone()),
+        height: Some(lease.done_to),
+        limit: 1,
+        ..ErrorFilter::default()
+    };
+    if !context.errors.list(&known).await?.is_empty() {
+        return Ok(());
+    }
     let block = context.raw.snapshot().await?.linked_ref(lease.done_to).await?.map(|linked| linked.block);
     let WorkerLease { service, range, attempt, last_error, .. } = lease;
     let error = NewError {

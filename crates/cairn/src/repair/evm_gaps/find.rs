@@ -62,7 +62,7 @@ pub struct Found {
 }
 
 /// How far a worker has come that makes rows of blocks, and what it makes again.
-pub(super) struct Made {
+struct Made {
     service: &'static str,
     next: Height,
     under_way: UnderWay,
@@ -153,13 +153,13 @@ pub(super) async fn find(
 }
 
 impl Made {
-    pub(super) fn is_to_make(&self, blocks: HeightRange) -> bool {
+    fn is_to_make(&self, blocks: HeightRange) -> bool {
         self.next < blocks.end() || self.under_way.makes_again(blocks)
     }
 }
 
 /// Those who have begun.
-pub(super) async fn made(app: &dyn AppStore, processors: &[Processor]) -> anyhow::Result<Vec<Made>> {
+async fn made(app: &dyn AppStore, processors: &[Processor]) -> anyhow::Result<Vec<Made>> {
     let mut all = Vec::new();
     for processor in processors {
         let Processor::Mapper(mapper) = processor else { continue };

@@ -119,21 +119,13 @@ impl EvmGaps<'_> {
             }
         };
         let asked = self.ask_for_all(&gaps, fetch, network, &mut report).await;
-        let catalog = derive::catalog(self.config)?;
-        let ranges_where = |has_come: bool| {
-            let gaps = gaps.iter().filter(|gap| gap.has_come(&asked) == has_come);
-            ranges_of(gaps.flat_map(|gap| gap.blocks.iter()).collect::<BTreeSet<_>>(), 0)
+        // What nobody has more of needs nothing else.
+        let came = gaps.iter().filter(|gap| gap.has_come(&asked)).flat_map(|gap| gap.blocks.iter());
+        let ranges = ranges_of(came.collect::<BTreeSet<_>>(), 0);
+        let is_mended = self.settle(&ranges, &mut report).await && {
+            let catalog = derive::catalog(self.config)?;
+            self.derive_again(&ranges, &catalog, processors, &mut report).await
         };
-        // Of what nobody has more of, a repair that was cut off may have replaced a block already: then entries and rows are what is left to do.
-        let mappers: Vec<Processor> =
-            processors.iter().filter(|one| matches!(one, Processor::Mapper(_))).cloned().collect();
-        let left = ranges_where(false);
-        if self.settle(&left, &mut report).await {
-            self.derive_again(&left, &catalog, mappers, &mut report).await?;
-        }
-        let ranges = ranges_where(true);
-        let is_mended = self.settle(&ranges, &mut report).await
-            && self.derive_again(&ranges, &catalog, processors, &mut report).await?;
         for gap in &gaps {
             self.tell(gap, &asked, is_mended, &mut report).await;
         }
@@ -183,23 +175,13 @@ impl EvmGaps<'_> {
         catalog: &Catalog,
         processors: Vec<Processor>,
         report: &mut Report,
-    ) -> anyhow::Result<bool> {
+    ) -> bool {
         let raw: Arc<dyn RawReader> = self.store.clone();
-        let all = processors.clone();
         let (mut first, mut last) = (processors.clone(), processors);
         let is_last = |processor: &Processor| processor.service().name == EVM_WORKER;
         first.retain(|processor| !is_last(processor));
         last.retain(|processor| is_last(processor) || !matches!(processor, Processor::Mapper(_)));
         for processors in [first, last] {
-            // Asking took its time. Who began meanwhile to make rows again may have read the blocks as they were, and the gap has to stay open till then.
-            let makers = find::made(self.app, &all).await?;
-            let is_busy = |range: &HeightRange| makers.iter().any(|maker| maker.is_to_make(*range));
-            if let Some(range) = ranges.iter().find(|range| is_busy(range)) {
-                report.not_compared.push(format!(
-                    "heights {range}, whose rows a worker is making now; the next repair comes to them"
-                ));
-                return Ok(false);
-            }
             let mut compared = Report::default();
             let derived = Derived {
                 raw: &raw,
@@ -216,10 +198,10 @@ impl EvmGaps<'_> {
             let is_done = compared.unmended.is_empty() && compared.not_compared.is_empty();
             report.add(compared);
             if !is_done {
-                return Ok(false);
+                return false;
             }
         }
-        Ok(true)
+        true
     }
 
     /// Says what became of a gap, and closes the error of one that is mended.
