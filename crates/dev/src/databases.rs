@@ -80,7 +80,16 @@ impl Databases {
     /// Waits until both stores stand at the node's head, every reorg is applied, every worker of every table has come as far, those that ask a node among them, and nothing
     /// is to be made again.
     pub async fn settle(&self, node: &Rpc, limit: Duration) -> Result<BlockRef> {
-        let (raw, app) = (self.open_raw().await?, self.open_app().await?);
+        // A process that has just begun may not have made their tables yet.
+        let both = std::cell::RefCell::new(None);
+        wait_until("both databases have their tables", limit, || async {
+            match (self.open_raw().await, self.open_app().await) {
+                (Ok(raw), Ok(app)) => Ok(both.replace(Some((raw, app))).and(None)),
+                (Err(error), _) | (_, Err(error)) => Ok(Some(format!("{error:#}"))),
+            }
+        })
+        .await?;
+        let (raw, app) = both.take().context("just opened")?;
         let head = node.head().await?.context("no head")?;
         let catalog = cairn_explorer::processors::evm_catalog()?;
         let services: BTreeSet<&str> = catalog.tables().iter().map(|table| table.def().service).collect();
