@@ -76,6 +76,16 @@ pub(super) async fn without_bulk_transactions(node: &Node, block: &proto::Block)
                     transaction_of(node, block, &result).await?
                 }
             };
+            // Others of the system's may have run beside it, whose ids only the bulk calls tell: a block without them would be a shorter one.
+            match by_index(node, block, users + 1).await {
+                Err(Refusal::NotYet) => {}
+                Err(refusal) => return Err(error_of(node, refusal)),
+                Ok(_) => {
+                    let message =
+                        format!("more system transactions ran in block {} than it can name", block.height);
+                    return Err(SourceError::Transient { endpoint: node.name.clone(), message });
+                }
+            }
             transactions.push(closing);
             without_bulk_results(node, block, transactions).await
         }
