@@ -261,7 +261,7 @@ fn a_process_starts_during_a_reset(server: Option<&Server>) {
     });
     assert_eq!(archive.last_height("stats_worker"), -2, "it was left to whoever is at it");
     assert_eq!(worker(&service, "stats_worker")["rebuild"]["is_clearing"], true);
-    assert!(service.log().contains("this worker waits: it is being reset"), "{}", service.log());
+    service.until("it says so", |service| service.log().contains("this worker waits: it is being reset"));
     assert!(service.get("/metrics").1.contains("cairn_derived_halted 0"));
     // Nobody is any more.
     service.until("it is finished and derived", |_| archive.last_height("stats_worker") == 60);
