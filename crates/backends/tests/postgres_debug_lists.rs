@@ -29,7 +29,7 @@ impl BlockLayout for OneEvent {
         }
         let mut slices = Slices::default();
         slices.transactions.push(TxSlice { body: 0..block.body.len(), receipt: 0..block.receipts.len() });
-        slices.events.push(EventSlice { tx_index: 0, range: 1..5 });
+        slices.events.push(EventSlice { tx_index: 0, index: 0, range: 1..5 });
         Some(slices)
     }
 }

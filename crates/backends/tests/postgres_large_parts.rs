@@ -67,7 +67,9 @@ impl BlockLayout for LongResults {
                 .transactions
                 .push(TxSlice { body: index * body..(index + 1) * body, receipt: start..start + receipt });
             if receipt > 3 {
-                slices.events.push(EventSlice { tx_index: index as u32, range: start + 1..start + 3 });
+                let event_index = slices.events.len() as u32;
+                let range = start + 1..start + 3;
+                slices.events.push(EventSlice { tx_index: index as u32, index: event_index, range });
             }
         }
         Some(slices)

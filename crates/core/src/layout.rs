@@ -37,7 +37,7 @@ impl BlockLayout for Uncut {
 pub struct Slices {
     /// One for each of the block's transactions, in order.
     pub transactions: Vec<TxSlice>,
-    /// Each event's, in block order; an event's index in the block is its place here.
+    /// Each event's, in block order.
     pub events: Vec<EventSlice>,
     /// EVM transactions inside the chain's own ones; empty on EVM chains, where the id is the hash.
     pub evm_lookups: Vec<EvmLookup>,
@@ -65,6 +65,9 @@ pub struct TxSlice {
 pub struct EventSlice {
     /// Its transaction's index in the block.
     pub tx_index: u32,
+    /// The index that the chain's protocol gives it: over the block on EVM chains, within its transaction on Flow. Within one transaction it
+    /// grows by one from event to event.
+    pub index: u32,
     /// Its bytes within `receipts`, inside its transaction's receipt.
     pub range: Range<usize>,
 }

@@ -34,7 +34,8 @@ fn slices(block: &RawBlock) -> alloy_rlp::Result<Option<Slices>> {
         slices.transactions.push(TxSlice { body: in_body, receipt: range_in(&block.receipts, receipt.raw) });
         for log in Items(Receipt::decode_stored(receipt)?.logs) {
             let range = range_in(&block.receipts, log?.raw);
-            slices.events.push(EventSlice { tx_index: index, range });
+            let log_index = slices.events.len() as u32;
+            slices.events.push(EventSlice { tx_index: index, index: log_index, range });
         }
     }
     let is_whole = slices.transactions.len() == block.transactions.len() && bodies.next().is_none();

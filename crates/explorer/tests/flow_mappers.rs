@@ -365,6 +365,23 @@ fn whose_an_evm_account_is() {
 }
 
 #[test]
+fn whose_an_evm_account_is_nobody_knows_where_a_capability_cannot_be_read() {
+    let fields = [("address", value("String", "01".repeat(20))), ("uuid", value("UInt64", "1"))];
+    let coa = || event(&format!("{EVM}.CadenceOwnedAccountCreated"), &fields);
+    for name in ["flow.CapabilityPublished", "flow.StorageCapabilityControllerIssued"] {
+        let broken = (name.to_owned(), "{\"type\":\"Event\"".to_owned());
+        let block = flow_block(5, &[with(vec![coa(), broken.clone(), coa()])]);
+        let (tables, malformed) = map_all_on(Network::Emulator, &block);
+        assert_eq!(told(&tables, "coa_accounts", "owner_rule"), ["unknown"; 2]);
+        assert_eq!(told(&tables, "coa_accounts", "owner_address"), ["null"; 2]);
+        assert!(malformed.len() == 1 && malformed[0].message.contains(name), "once: {malformed:?}");
+        // Where no account of the kind is made nobody looks at it.
+        let (_, malformed) = map_all_on(Network::Emulator, &flow_block(5, &[with(vec![broken])]));
+        assert_eq!(malformed, []);
+    }
+}
+
+#[test]
 fn malformed_events_are_reported_once_and_the_rest_counts() {
     let broken = |name: &str| (name.to_owned(), "{\"type\":\"Event\"".to_owned());
     let events = vec![

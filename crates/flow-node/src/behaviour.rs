@@ -37,6 +37,8 @@ pub struct Behaviour {
     pub is_system_refused_by_index: bool,
     /// A call or a stream that fails, and how.
     pub failing: Option<(&'static str, tonic::Code)>,
+    /// A call that it never answers.
+    pub hanging: Option<&'static str>,
     /// Asked more often, it refuses with RESOURCE_EXHAUSTED.
     pub rate_limit: Option<RateLimit>,
 }
@@ -54,6 +56,7 @@ impl Default for Behaviour {
             is_system_unstored: false,
             is_system_refused_by_index: false,
             failing: None,
+            hanging: None,
             rate_limit: None,
         }
     }

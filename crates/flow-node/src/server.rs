@@ -184,8 +184,17 @@ impl tower::Service<http::Request<Body>> for Access {
                 return Ok(grpc.server_streaming(blocks, request).await);
             }
             let unary = tower::service_fn(move |request: Request<Bytes>| {
-                let answer = lock(&state).answer(&call, request.into_inner());
-                async move { answer.map(Response::new) }
+                let (answer, hangs) = {
+                    let mut state = lock(&state);
+                    let hangs = state.behaviour.hanging == Some(call.as_str());
+                    (state.answer(&call, request.into_inner()), hangs)
+                };
+                async move {
+                    if hangs {
+                        std::future::pending::<()>().await;
+                    }
+                    answer.map(Response::new)
+                }
             });
             Ok(grpc.unary(unary, request).await)
         })

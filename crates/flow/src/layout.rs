@@ -53,13 +53,13 @@ impl BlockLayout for FlowLayout {
         }
         let mut slices = Slices::default();
         for (tx_index, (body, receipt)) in (0u32..).zip(bodies.into_iter().zip(results)) {
-            for event in event_ranges("a result", &block.receipts[receipt.clone()]).ok()? {
+            for (index, event) in (0u32..).zip(event_ranges("a result", &block.receipts[receipt.clone()]).ok()?) {
                 let range = receipt.start + event.start..receipt.start + event.end;
                 if let Some(evm_hash) = self.evm_hash(&block.receipts[range.clone()]) {
                     let evm_index = slices.evm_lookups.len() as u32;
                     slices.evm_lookups.push(EvmLookup { evm_hash, tx_index, evm_index });
                 }
-                slices.events.push(EventSlice { tx_index, range });
+                slices.events.push(EventSlice { tx_index, index, range });
             }
             let (message, outcome) = (&block.body[body.clone()], &block.receipts[receipt.clone()]);
             slices.parts.extend(parts(tx_index, body.start, message)?);

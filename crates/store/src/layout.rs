@@ -61,11 +61,14 @@ pub struct CutTx<'a> {
 pub struct CutEvent<'a> {
     /// Its transaction's index in the block.
     pub tx_index: u32,
+    /// Its own index, by the chain's protocol.
+    pub index: u32,
     /// Its bytes.
     pub payload: &'a [u8],
 }
 
-/// Cuts a block. `None` where the slices don't fit it: out of bounds, overlapping, out of order, or of another number of transactions.
+/// Cuts a block. `None` where the slices don't fit it: out of bounds, overlapping, out of order, of another number of transactions, or events whose
+/// indexes have a gap within a transaction.
 pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
     if slices.transactions.len() != block.transactions.len() {
         return None;
@@ -100,14 +103,17 @@ pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
         put_varint(&mut layout, gap.len());
         receipts_skeleton.extend_from_slice(gap);
         let (mut result, mut inner, mut event_count) = (Vec::new(), tx.receipt.start, 0);
+        let mut next_index = None;
         while let Some(event) = events.next_if(|event| event.tx_index == index) {
-            if event.range.end > tx.receipt.end {
+            if event.range.end > tx.receipt.end || next_index.is_some_and(|next| event.index != next) {
                 return None;
             }
+            next_index = Some(event.index.checked_add(1)?);
             let before = receipts.get(inner..event.range.start)?;
             put_varint(&mut layout, before.len());
             result.extend_from_slice(before);
-            cut_events.push(CutEvent { tx_index: index, payload: receipts.get(event.range.clone())? });
+            let payload = receipts.get(event.range.clone())?;
+            cut_events.push(CutEvent { tx_index: index, index: event.index, payload });
             inner = event.range.end;
             event_count += 1;
         }
@@ -352,7 +358,8 @@ mod tests {
             for _ in 0..*count {
                 let start = step(r, receipts.len());
                 r = step(start, receipts.len());
-                slices.events.push(EventSlice { tx_index: index, range: start..r });
+                let event_index = slices.events.len() as u32;
+                slices.events.push(EventSlice { tx_index: index, index: event_index, range: start..r });
             }
             r = step(r, receipts.len());
             slices.transactions.push(TxSlice { body: body_start..b, receipt: receipt_start..r });

@@ -5,6 +5,7 @@
 mod pg;
 
 mod blocks;
+mod events;
 mod partitions;
 mod pools;
 mod processes;
@@ -95,7 +96,9 @@ impl BlockLayout for EvenLayout {
                 .push(TxSlice { body: index * body..(index + 1) * body, receipt: start..start + receipt });
             for event in 0..self.events {
                 let at = start + event * (receipt / self.events);
-                slices.events.push(EventSlice { tx_index: index as u32, range: at + 1..at + 3 });
+                let event_index = slices.events.len() as u32;
+                let range = at + 1..at + 3;
+                slices.events.push(EventSlice { tx_index: index as u32, index: event_index, range });
             }
         }
         Some(slices)

@@ -25,6 +25,8 @@ pub(super) enum Refusal {
     /// It failed inside: worth another try. Of a bulk call, which may fail over one transaction's message, over its events or over the count of results:
     /// ask for one at a time.
     Internal(String),
+    /// It took longer than we, or it, wait. Of a bulk call: the block may be too large for that, whenever it is asked for.
+    TimedOut(String),
     /// Asked too often.
     RateLimited(String),
     /// Worth another try.
@@ -53,6 +55,7 @@ pub(super) fn classify(status: &Status) -> Refusal {
         // Of state, OUT_OF_RANGE says that the node's index isn't that far, or has lost it (flow-go `ConvertIndexError`).
         Code::NotFound | Code::OutOfRange => Refusal::NotYet,
         Code::Unimplemented => Refusal::Unimplemented,
+        Code::DeadlineExceeded => Refusal::TimedOut(format!("{:?}: {message}", status.code())),
         Code::Internal => Refusal::Internal(format!("{:?}: {message}", status.code())),
         Code::InvalidArgument => Refusal::BadRequest(format!("{:?}: {message}", status.code())),
         Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
@@ -105,7 +108,7 @@ impl Refusal {
             Refusal::RateLimited(message) => {
                 SourceError::RateLimited { endpoint, message, retry_after_ms: None }
             }
-            Refusal::Transient(message) | Refusal::Internal(message) => {
+            Refusal::Transient(message) | Refusal::Internal(message) | Refusal::TimedOut(message) => {
                 SourceError::Transient { endpoint, message }
             }
             Refusal::Unimplemented => {
@@ -167,6 +170,7 @@ mod tests {
             assert!(matches!(classify(&Status::internal(words)), Refusal::Internal(_)), "{words}");
         }
         assert!(matches!(classify(&Status::unavailable("x")), Refusal::Transient(_)));
+        assert!(matches!(classify(&Status::deadline_exceeded("x")), Refusal::TimedOut(_)));
         assert!(matches!(classify(&Status::invalid_argument("x")), Refusal::BadRequest(_)));
     }
 

@@ -190,7 +190,8 @@ pub(super) async fn results(node: &Node, block: &proto::Block) -> Result<Bulk> {
 
 async fn refused_bulk(node: &Node, block: &proto::Block, of: &str, refusal: Refusal) -> Result<Bulk> {
     let why = match refusal {
-        Refusal::TooLarge(why) | Refusal::Internal(why) => why,
+        // A node that is slow altogether doesn't answer the first piece either, and the block is tried again later.
+        Refusal::TooLarge(why) | Refusal::Internal(why) | Refusal::TimedOut(why) => why,
         Refusal::NotYet if is_settled(node, block.height).await? => "it isn't found".into(),
         Refusal::NotYet => return Ok(Bulk::NotYet),
         Refusal::Unimplemented => return Ok(Bulk::Unimplemented),

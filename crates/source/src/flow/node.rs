@@ -231,7 +231,7 @@ impl Node {
         };
         let answer = tokio::time::timeout(self.timeout, asking).await.unwrap_or_else(|_| {
             let timeout_ms = self.timeout.as_millis();
-            Err(Status::unavailable(format!("no answer to {call:?} within {timeout_ms} ms")))
+            Err(Status::deadline_exceeded(format!("no answer to {call:?} within {timeout_ms} ms")))
         });
         let outcome = match &answer {
             Ok(_) => "ok",
@@ -240,7 +240,9 @@ impl Node {
         metrics::counter!("cairn_source_requests_total", "endpoint" => self.name.clone(), "outcome" => outcome)
             .increment(1);
         match &answer {
-            Err(status) if status.code() == Code::Unavailable => self.health.failed(),
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => {
+                self.health.failed();
+            }
             _ => self.health.answered(),
         }
         answer.map(tonic::Response::into_inner)

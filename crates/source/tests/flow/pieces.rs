@@ -59,6 +59,16 @@ async fn f03_a_bulk_call_that_fails_inside_is_asked_for_piece_by_piece() {
         let blocks = one(&node).await.blocks(range(58, 60)).await.expect("answers");
         assert_eq!(blocks, whole[38..], "{bulk}");
     }
+    // So is one that takes longer than anybody waits: the node says so, or says nothing.
+    for bulk in BULK {
+        let node = behaving(blocks.clone(), failing(bulk, Code::DeadlineExceeded)).await;
+        assert_eq!(one(&node).await.blocks(range(20, 20)).await.expect("answers"), whole[..1], "{bulk}");
+        let hanging = Behaviour { hanging: Some(bulk), ..Behaviour::default() };
+        let node = behaving(blocks.clone(), hanging).await;
+        let config = FlowConfig { request_timeout_ms: 1_000, ..config(&[(&node, None, None)]) };
+        let source = FlowSource::connect(config).await.expect("connects");
+        assert_eq!(source.blocks(range(20, 20)).await.expect("answers"), whole[..1], "{bulk}");
+    }
     // Other failures are tried again as they are.
     let node = behaving(blocks, failing(BULK[1], Code::Unavailable)).await;
     let error = one(&node).await.blocks(range(20, 20)).await.expect_err("is refused");

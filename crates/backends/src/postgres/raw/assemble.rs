@@ -79,7 +79,7 @@ impl ReadRows {
                 add(tx.result_object, &|| tx_place(height, *index));
             }
             for event in &rows.events {
-                add(event.object, &|| event_place(height, event.index));
+                add(event.object, &|| event_place(height, event));
             }
         }
         Ok(found)
@@ -117,8 +117,8 @@ fn tx_place(height: Height, index: u64) -> String {
     format!("height {height}, transaction {index}")
 }
 
-fn event_place(height: Height, index: u64) -> String {
-    format!("height {height}, event {index}")
+fn event_place(height: Height, event: &EventRow) -> String {
+    format!("{}, event {}", tx_place(height, event.tx_index), event.index)
 }
 
 /// A row's bytes, wherever they are.
@@ -235,12 +235,22 @@ fn receipts(
         results.push((whole(tx.result.clone(), tx.result_object, objects, place)?, tx.event_count));
     }
     let results: Vec<(&[u8], u32)> = results.iter().map(|(result, events)| (&result[..], *events)).collect();
-    if !events.iter().map(|event| event.index).eq(0..events.len() as u64) {
-        return Err(corrupt(format!("events, height {height}"), "their indexes have a gap"));
+    let mut rows = events;
+    for (index, tx) in txs {
+        // That there are no more of them is seen when they are put in their places.
+        let (own, others) = rows.split_at_checked(tx.event_count as usize).unwrap_or((rows, &[]));
+        let whole = own.len() == tx.event_count as usize && own.iter().all(|event| event.tx_index == *index);
+        if !whole || own.windows(2).any(|pair| pair[0].index.checked_add(1) != Some(pair[1].index)) {
+            return Err(corrupt(
+                format!("events, {}", tx_place(height, *index)),
+                format!("there are not the {} that it has, or their indexes have a gap", tx.event_count),
+            ));
+        }
+        rows = others;
     }
     let mut payloads = Vec::with_capacity(events.len());
     for event in events {
-        let place = || event_place(height, event.index);
+        let place = || event_place(height, event);
         payloads.push(whole(event.payload.clone(), event.object, objects, place)?);
     }
     let slices: Vec<&[u8]> = payloads.iter().map(|payload| &payload[..]).collect();

@@ -97,6 +97,8 @@ pub(super) struct BlockRows {
 
 /// An event's row.
 pub(super) struct EventRow {
+    pub(super) tx_index: u64,
+    /// By the chain's protocol; in archives of before, over the block on Flow too.
     pub(super) index: u64,
     pub(super) payload: Option<Bytes>,
     pub(super) object: Option<PayloadRef>,
@@ -135,7 +137,7 @@ pub(super) async fn read(conn: &PgConn, which: &Which, parts: Parts) -> Result<R
         let mut txs = txs.remove(&height).unwrap_or_default();
         let mut events = events.remove(&height).unwrap_or_default();
         txs.sort_by_key(|(index, _)| *index);
-        events.sort_by_key(|event| event.index);
+        events.sort_by_key(|event| (event.tx_index, event.index));
         let result = results.remove(&height).and_then(|mut results| results.pop());
         found.push((height, row, BlockRows { txs, events, result }));
     }
@@ -192,7 +194,7 @@ async fn tx_rows(conn: &PgConn, which: &Which, parts: Parts) -> Result<Vec<Row>>
 async fn event_rows(conn: &PgConn, which: &Which) -> Result<Vec<Row>> {
     let (prefix, condition) = which.condition(0, "block_height", "block_id");
     let text = format!(
-        "SELECT block_height, event_index, payload, payload_ref FROM {prefix}events WHERE {condition}"
+        "SELECT block_height, event_index, payload, payload_ref, transaction_index FROM {prefix}events WHERE {condition}"
     );
     let bounds = Bounds::of(which);
     let mut params = Vec::new();
@@ -276,7 +278,12 @@ fn tx_row(row: &Row) -> Result<(u64, TxRow)> {
 }
 
 fn event_row(row: &Row) -> Result<EventRow> {
-    Ok(EventRow { index: get_u64(row, 1)?, payload: bytes(row, 2)?, object: object(row, 3)? })
+    Ok(EventRow {
+        tx_index: get_u64(row, 4)?,
+        index: get_u64(row, 1)?,
+        payload: bytes(row, 2)?,
+        object: object(row, 3)?,
+    })
 }
 
 pub(super) fn facts(row: &Row) -> Result<BlockFacts> {

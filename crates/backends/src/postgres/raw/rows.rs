@@ -84,6 +84,7 @@ struct TxPiece {
 
 struct EventPiece {
     tx_index: u32,
+    index: u32,
     payload: Piece,
 }
 
@@ -493,6 +494,7 @@ fn pieces(
         .into_iter()
         .map(|event| EventPiece {
             tx_index: event.tx_index,
+            index: event.index,
             payload: apart.piece(block.receipts.slice_ref(event.payload)),
         })
         .collect();

@@ -25,7 +25,7 @@ use crate::tables::opt;
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: ACCOUNTS_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[],
     tables: &[&ADDRESS_TRANSACTIONS, &ACCOUNT_ROLES, &ACCOUNT_CREATIONS, &COA_ACCOUNTS],
 };
@@ -107,7 +107,7 @@ impl AccountsWorker {
             };
             let uuid = fields.field("uuid").and_then(CdcValue::as_number).and_then(|uuid| uuid.to_u64());
             let service = self.blocks.network.accounts().service;
-            let (owner, rule) = *owners.get_or_insert_with(|| owner(of.tx, signers, service));
+            let (owner, rule) = *owners.get_or_insert_with(|| owner(of.tx, signers, service, out));
             out.row(
                 &COA_ACCOUNTS,
                 Row(vec![
@@ -156,12 +156,18 @@ fn add_evm(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
 }
 
 /// Whose a Cadence-owned EVM account is that the transaction created, and by which rule that is known. `service` has the chain's own EVM: anybody may name a type
-/// of theirs as its are named.
-fn owner(tx: &DecodedTx, signers: &Signers, service: FlowAddress) -> (Option<FlowAddress>, &'static str) {
+/// of theirs as its are named. Where an event that might say it can't be read, nobody knows.
+fn owner(
+    tx: &DecodedTx,
+    signers: &Signers,
+    service: FlowAddress,
+    out: &mut Output,
+) -> (Option<FlowAddress>, &'static str) {
     let coa = format!("A.{}.EVM.CadenceOwnedAccount", service.bare());
     // A reference to it, with whatever is authorised.
     let is_coa = |name: &StaticType| name.0.rsplit('&').next() == Some(coa.as_str());
     let mut by_capability: BTreeSet<FlowAddress> = BTreeSet::new();
+    let mut is_unread = false;
     for event in &tx.events {
         let is_about = matches!(
             event.event_type.as_str(),
@@ -170,7 +176,14 @@ fn owner(tx: &DecodedTx, signers: &Signers, service: FlowAddress) -> (Option<Flo
         if !is_about {
             continue;
         }
-        let Ok(fields) = CdcValue::parse_event(&event.payload) else { continue };
+        let fields = match CdcValue::parse_event(&event.payload) {
+            Ok(fields) => fields,
+            Err(error) => {
+                is_unread = true;
+                out.malformed(super::malformed_event(tx, event, error));
+                continue;
+            }
+        };
         let issued = matches!(fields.field("type"), Some(CdcValue::Type(name)) if is_coa(name));
         let published = matches!(
             fields.field("capability"),
@@ -183,6 +196,7 @@ fn owner(tx: &DecodedTx, signers: &Signers, service: FlowAddress) -> (Option<Flo
     let mut authorizers =
         signers.0.iter().filter(|(_, roles)| roles.is_authorizer).map(|(address, _)| *address);
     match (by_capability.first(), by_capability.len(), authorizers.next(), authorizers.next()) {
+        _ if is_unread => (None, "unknown"),
         (Some(owner), 1, ..) => (Some(*owner), "capability"),
         (_, 0, Some(owner), None) => (Some(owner), "authorizer"),
         _ => (None, "unknown"),

@@ -89,8 +89,9 @@ impl Folder for EvmChainWorker {
     fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
         if table == EVM_SPLITS.name {
             let before = before.map(EvmSplit::from_row).transpose();
-            if let (Ok(before), Ok(after)) = (before, EvmSplit::from_row(after)) {
-                put_together(before, after, changes);
+            match (before, EvmSplit::from_row(after)) {
+                (Ok(before), Ok(after)) => put_together(before, after, changes),
+                (Err(error), _) | (_, Err(error)) => report(unread(table, &error), changes),
             }
             return;
         }
@@ -98,7 +99,10 @@ impl Folder for EvmChainWorker {
             return;
         }
         let before = before.map(EvmChain::from_row).transpose();
-        let (Ok(before), Ok(after_row)) = (before, EvmChain::from_row(after)) else { return };
+        let (before, after_row) = match (before, EvmChain::from_row(after)) {
+            (Ok(before), Ok(after_row)) => (before, after_row),
+            (Err(error), _) | (_, Err(error)) => return report(unread(table, &error), changes),
+        };
         // Before the first EVM block there is nothing to follow.
         let Some(last) = before.and_then(|before| before.last) else { return };
         let chain_id = self.network.evm_chain_id();
@@ -147,6 +151,10 @@ fn put_together(before: Option<EvmSplit>, after: EvmSplit, changes: &mut Changes
             changes,
         );
     }
+}
+
+fn unread(table: &str, error: &impl std::fmt::Display) -> String {
+    format!("a row of {table} can't be read ({error}), so nobody looked whether EVM blocks are missing here")
 }
 
 fn report(message: String, changes: &mut Changes) {

@@ -1,7 +1,7 @@
 //! Which table has which columns, and the rows of blocks in each, sorted by its key.
 
 use bytes::Bytes;
-use cairn_core::{Collection, EvmLookup, RawBlock, TxDetails};
+use cairn_core::{Collection, EvmLookup, RawBlock, TxDetails, TxId};
 use cairn_store::PayloadRef;
 
 use super::{Block, EventPiece, Piece, Rows, TxPiece};
@@ -236,12 +236,26 @@ fn event_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, object
     let id = |event: &EventPiece| {
         block.transactions.get(event.tx_index as usize).map(|tx| tx.id).unwrap_or_default()
     };
-    let mut order: Vec<usize> = (0..pieces.events.len()).collect();
-    order.sort_unstable_by_key(|index| (id(&pieces.events[*index]), *index));
-    for index in order {
-        let event = &pieces.events[index];
+    let mut order: Vec<(TxId, &EventPiece)> = pieces.events.iter().map(|event| (id(event), event)).collect();
+    order.sort_unstable_by_key(|(id, event)| (*id, event.tx_index, event.index));
+    // The row before: its transaction's id and index, and its own index.
+    let mut last: Option<(TxId, u32, i64)> = None;
+    let mut shift = 0;
+    for (id, event) in order {
+        let index = i64::from(event.index);
+        match last {
+            Some((last_id, tx_index, last)) if last_id == id => {
+                if tx_index != event.tx_index {
+                    // A block may name a transaction twice; where indexes begin anew in it, the second one's follow the first one's.
+                    shift = (last + 1 - index).max(0);
+                }
+            }
+            _ => shift = 0,
+        }
+        let index = index + shift;
+        last = Some((id, event.tx_index, index));
         let row = rows.row(7);
-        row.i64(sql(block.facts.height)).i64(index as i64).i64(i64::from(event.tx_index)).bytea(&id(event).0);
+        row.i64(sql(block.facts.height)).i64(index).i64(i64::from(event.tx_index)).bytea(&id.0);
         inline(row, &event.payload);
         reference(row, &event.payload, objects);
     }
