@@ -51,7 +51,8 @@ async fn indexes_within_transactions_are_kept_through_a_reorg_and_a_gap_is_seen(
     let conn = pool.get().await.expect("connects");
     let rows = conn
         .query(
-            "SELECT transaction_index, event_index, transaction_id, payload FROM raw.events ORDER BY transaction_index, event_index",
+            "SELECT transaction_index, event_index, transaction_id, payload FROM raw.events WHERE block_height = 1 \
+             ORDER BY transaction_index, event_index",
             &[],
         )
         .await
@@ -73,16 +74,22 @@ async fn indexes_within_transactions_are_kept_through_a_reorg_and_a_gap_is_seen(
     store.append(fence, batch(&blocks)).await.expect("the same again");
 
     // As an archive of before has them: counted over the block.
-    let over_the_block = "UPDATE raw.events SET event_index = 100 + 2 * transaction_index + event_index % 2";
+    let over_the_block = "UPDATE raw.events SET event_index = 100 + 2 * transaction_index + event_index % 2 WHERE block_height = 1";
     conn.execute(over_the_block, &[]).await.expect("runs");
-    conn.execute("UPDATE raw.events SET event_index = event_index - 100", &[]).await.expect("runs");
+    conn.execute("UPDATE raw.events SET event_index = event_index - 100 WHERE block_height = 1", &[])
+        .await
+        .expect("runs");
     assert_is_clean(&store, &blocks).await;
 
-    conn.execute("UPDATE raw.events SET event_index = 9 WHERE event_index = 3", &[]).await.expect("runs");
+    conn.execute("UPDATE raw.events SET event_index = 9 WHERE block_height = 1 AND event_index = 3", &[])
+        .await
+        .expect("runs");
     let read = store.snapshot().await.expect("reads").block(Height(1), Parts::RECEIPTS).await;
     let damage = read.map(drop).expect_err("there is a gap").to_string();
     assert!(damage.contains("height 1, transaction 1") && damage.contains("have a gap"), "{damage}");
-    conn.execute("DELETE FROM raw.events WHERE event_index = 9", &[]).await.expect("runs");
+    conn.execute("DELETE FROM raw.events WHERE block_height = 1 AND event_index = 9", &[])
+        .await
+        .expect("runs");
     let read = store.snapshot().await.expect("reads").block(Height(1), Parts::RECEIPTS).await;
     assert!(matches!(read, Err(StoreError::Corrupt { .. })), "{read:?}");
 }
