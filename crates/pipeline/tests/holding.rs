@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use cairn_core::Height;
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::derived::{
-    ClaimRequest, Coordinator, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, ReorgApplier, Severity, WorkerLease,
+    ClaimRequest, Coordinator, ErrorLog, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, NewError, ReorgApplier,
+    Severity, WorkerLease,
 };
 use cairn_store::memory::CommitHook;
 use cairn_store::{RawReader, StoreError};
@@ -203,6 +204,16 @@ async fn a_range_that_is_dead_without_a_word_is_put_into_the_error_log() {
         ("mark_worker", Severity::Fatal, Height(21))
     );
     assert!(error.message.contains("wait for an operator: it died"), "{}", error.message);
+    // What is said there of an event says nothing of the range, whose entry is there by itself, once.
+    let dead = logged[0].clone();
+    let event =
+        NewError { severity: Severity::Warn, message: "31 bytes of data".into(), ..dead.error.clone() };
+    world.errors.forget_blocks(&[dead.error.block_id]).await.unwrap();
+    world.errors.record(&[event]).await.unwrap();
+    pass_ms(400_000).await;
+    let logged: Vec<_> = world.logged().await.into_iter().map(|logged| logged.error).collect();
+    assert_eq!(logged.len(), 2, "{logged:#?}");
+    assert_eq!((logged[0].severity, &logged[1]), (Severity::Warn, &dead.error));
     working.stop().await.unwrap();
 }
 
