@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use cairn_core::Height;
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::derived::{
-    ClaimRequest, Coordinator, ErrorLog, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, NewError, ReorgApplier,
-    Severity, WorkerLease,
+    ClaimRequest, Coordinator, DerivedMaintenance, ErrorLog, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, NewError,
+    RebuildRequest, ReorgApplier, Severity, WorkerLease,
 };
 use cairn_store::memory::CommitHook;
 use cairn_store::{RawReader, StoreError};
@@ -141,6 +141,33 @@ async fn a_database_that_refuses_all_ranges_charges_one_of_them() {
     refusing.1.store(false, SeqCst);
     world.app.retry_lease(charged).await.unwrap();
     world.until_next("mark_worker", 50).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_that_is_gone_is_no_longer_the_one_that_is_charged() {
+    let world = Derived::new(tiny(1), 39).await;
+    let refusing = Arc::new(Refusing("commit_chunk", AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let options = DeriveOptions { range_heights: 10, workers_per_service: 2, ..world.options() };
+    let working = world.start(vec![marks(|_, _| Ok(()))], options);
+    let dead = async || world.leases().await.into_iter().find(|lease| lease.is_dead());
+    world.until("a dead lease", async || dead().await.is_some()).await;
+    let charged = dead().await.expect("one").id;
+    // The worker begins anew, in ranges of other numbers, and nothing of it was committed meanwhile.
+    let anew = RebuildRequest { anew: vec!["mark_worker".into()], ..RebuildRequest::default() };
+    world.app.begin_rebuild(&anew).await.unwrap();
+    while world.app.reset_step("mark_worker", 1_000).await.unwrap() {}
+    assert!(world.leases().await.iter().all(|lease| lease.id != charged));
+    world.until("another dead lease", async || dead().await.is_some()).await;
+    let again = dead().await.expect("one").id;
+    pass_ms(1_800_000).await;
+    for lease in world.leases().await.iter().filter(|lease| lease.id != again) {
+        assert_eq!(lease.attempt, 0, "{lease:?}");
+    }
+    refusing.1.store(false, SeqCst);
+    world.app.retry_lease(again).await.unwrap();
+    world.until_next("mark_worker", 40).await;
     working.stop().await.unwrap();
 }
 

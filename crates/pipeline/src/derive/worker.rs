@@ -261,9 +261,7 @@ impl Worker {
                 self.note(&error);
                 let message = error.to_string();
                 let uncharged = match &error {
-                    DeriveError::Store(StoreError::Database(_)) => {
-                        self.context.refusals.refused(name, held.lease.id)
-                    }
+                    DeriveError::Store(StoreError::Database(_)) => self.refused(&held.lease).await,
                     _ => None,
                 };
                 match (error.kind(), uncharged) {
@@ -322,6 +320,22 @@ impl Worker {
             tracing::debug!(service = name, %error, "a lease could not be given back");
         }
         Ok(rest_ms)
+    }
+
+    /// The database refused a range for good: see [`super::refusals::Refusals::refused`].
+    async fn refused(&self, lease: &WorkerLease) -> Option<u32> {
+        let (name, refusals) = (self.service().name, &self.context.refusals);
+        if let Some(charged) = refusals.charged(name).filter(|charged| charged.lease_id != lease.id) {
+            match self.context.app.lease(charged.lease_id).await {
+                Ok(now) if !charged.stands(now.as_ref()) => refusals.forget(name, charged),
+                Ok(_) => {}
+                // The next refusal looks again.
+                Err(error) => {
+                    tracing::debug!(service = name, %error, "can't look at the range that is charged");
+                }
+            }
+        }
+        refusals.refused(name, lease)
     }
 
     /// Works off a lease's chunks.
