@@ -1,15 +1,21 @@
 //! Another server takes a primary's place: whoever writes reads from a primary too, since a server that follows another one says what was true some time ago.
 #![cfg(all(feature = "postgres", feature = "postgres-raw"))]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::{
+    Isolation, PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore,
+};
 use cairn_core::ChainId;
 use cairn_store::derived::{
     BLOCK_HEIGHT, Catalog, ColumnType, DerivedReader, ReorgApplier, TableClass, TableDef, column,
 };
 use cairn_store::suite::blocks::chain;
 use cairn_store::{AppendBatch, RawReader, RawWriter, ReorgMark, Result, StoreError, StoreInfo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 #[path = "support/pg.rs"]
 mod pg;
@@ -125,4 +131,81 @@ async fn a_connection_that_ends_takes_those_of_pools_beside_with_it() {
     }
     assert_ne!(now, written_by);
     assert_ne!(pid(&read).await, read_by, "the other pool's connection is used again");
+}
+
+/// A way to the server on which nothing comes back any more, once it is told so, and nobody hangs up.
+#[derive(Default)]
+struct Way {
+    is_silent: AtomicBool,
+    /// How many connections the client closed.
+    closed: AtomicUsize,
+}
+
+impl Way {
+    /// The URL of a database by this way.
+    async fn open(self: &Arc<Self>, url: &str) -> String {
+        let mut by_way = url::Url::parse(url).expect("a URL");
+        let host = by_way.host_str().expect("a host").to_owned();
+        let server = (host, by_way.port().unwrap_or(5_432));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("listens");
+        by_way.set_host(Some("127.0.0.1")).expect("a host");
+        by_way.set_port(Some(listener.local_addr().expect("an address").port())).expect("a port");
+        let way = self.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(server.clone()).await.expect("the server");
+                tokio::spawn(way.clone().carry(client, server));
+            }
+        });
+        by_way.into()
+    }
+
+    async fn carry(self: Arc<Self>, client: TcpStream, server: TcpStream) {
+        let ((mut asked, mut answered), (mut answers, mut asks)) = (client.into_split(), server.into_split());
+        let back = tokio::spawn({
+            let way = self.clone();
+            async move {
+                let mut buffer = vec![0; 8_192];
+                while let Ok(length @ 1..) = answers.read(&mut buffer).await {
+                    if !way.is_silent.load(SeqCst) && answered.write_all(&buffer[..length]).await.is_err() {
+                        return;
+                    }
+                }
+                std::future::pending().await
+            }
+        });
+        // Ends with the client's end, however that is told.
+        drop(tokio::io::copy(&mut asked, &mut asks).await);
+        self.closed.fetch_add(1, SeqCst);
+        back.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_rollback_that_is_not_answered_closes_its_connection_and_gives_up_the_others() {
+    let Some(db) = pg::database().await else { return };
+    let way = Arc::new(Way::default());
+    let primary = |url: &str| PgOptions { is_primary: true, url: url.into(), ..db.options() };
+    let by_way = way.open(&db.url).await;
+    let write = PgPool::new(PgOptions { connect_timeout_ms: 1_500, ..primary(&by_way) }).expect("a URL");
+    let read = write.beside(primary(&db.url)).expect("a URL");
+    let pid = async |pool: &PgPool| {
+        let conn = pool.get().await.expect("connects");
+        conn.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get::<_, i32>(0)
+    };
+    let read_by = pid(&read).await;
+    let conn = write.begin(Isolation::ReadCommitted).await.expect("begins");
+    assert_eq!((pid(&read).await, way.closed.load(SeqCst)), (read_by, 0), "it is kept");
+    way.is_silent.store(true, SeqCst);
+    drop(conn);
+    for _ in 0..500 {
+        if way.closed.load(SeqCst) > 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(way.closed.load(SeqCst), 1, "its connection waits for an answer");
+    assert_ne!(pid(&read).await, read_by, "the other pool's connection is used again");
+    way.is_silent.store(false, SeqCst);
+    pid(&write).await;
 }

@@ -286,6 +286,7 @@ fn an_older_reset(server: Option<&Server>) {
     let whole = archive.state();
     archive
         .sql("DELETE FROM @indexing_checkpoints WHERE service_name = 'stats_worker'; DROP TABLE @rebuilds");
+    archive.sql("ALTER TABLE @worker_leases DROP COLUMN claimed_to_wait");
     archive.sql(match server {
         Some(_) => "DELETE FROM app.schema_migrations WHERE version >= 3",
         None => "PRAGMA user_version = 2",

@@ -10,7 +10,7 @@
 //! runtime, randomness from a seed: the simulation runs this very code.
 
 pub mod audit;
-mod backoff;
+pub mod backoff;
 mod budget;
 pub mod derive;
 mod error;

@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use cairn_core::Height;
 use cairn_pipeline::derive::DeriveOptions;
-use cairn_store::StoreError;
 use cairn_store::derived::{
-    ClaimRequest, Coordinator, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, Severity, WorkerLease,
+    ClaimRequest, Coordinator, DerivedMaintenance, ErrorLog, LeaseEnd, LeaseStatus, MAX_ATTEMPTS, NewError,
+    RebuildRequest, ReorgApplier, Severity, WorkerLease,
 };
 use cairn_store::memory::CommitHook;
+use cairn_store::{RawReader, StoreError};
 use futures::FutureExt;
 
 use support::derive::{Derived, counts, marks};
@@ -144,6 +145,33 @@ async fn a_database_that_refuses_all_ranges_charges_one_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_range_that_is_gone_is_no_longer_the_one_that_is_charged() {
+    let world = Derived::new(tiny(1), 39).await;
+    let refusing = Arc::new(Refusing("commit_chunk", AtomicBool::new(true)));
+    world.app.set_hook(Some(refusing.clone()));
+    let options = DeriveOptions { range_heights: 10, workers_per_service: 2, ..world.options() };
+    let working = world.start(vec![marks(|_, _| Ok(()))], options);
+    let dead = async || world.leases().await.into_iter().find(|lease| lease.is_dead());
+    world.until("a dead lease", async || dead().await.is_some()).await;
+    let charged = dead().await.expect("one").id;
+    // The worker begins anew, in ranges of other numbers, and nothing of it was committed meanwhile.
+    let anew = RebuildRequest { anew: vec!["mark_worker".into()], ..RebuildRequest::default() };
+    world.app.begin_rebuild(&anew).await.unwrap();
+    while world.app.reset_step("mark_worker", 1_000).await.unwrap() {}
+    assert!(world.leases().await.iter().all(|lease| lease.id != charged));
+    world.until("another dead lease", async || dead().await.is_some()).await;
+    let again = dead().await.expect("one").id;
+    pass_ms(1_800_000).await;
+    for lease in world.leases().await.iter().filter(|lease| lease.id != again) {
+        assert_eq!(lease.attempt, 0, "{lease:?}");
+    }
+    refusing.1.store(false, SeqCst);
+    world.app.retry_lease(again).await.unwrap();
+    world.until_next("mark_worker", 40).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_that_fails_is_no_bad_end_of_the_range_in_hand() {
     let world = Derived::new(tiny(1), 20).await;
     let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
@@ -164,15 +192,9 @@ async fn a_claim_that_fails_is_no_bad_end_of_the_range_in_hand() {
     working.stop().await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_range_that_is_dead_without_a_word_is_put_into_the_error_log() {
-    let world = Derived::new(tiny(1), 20).await;
-    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
-    world.until_next("mark_worker", 21).await;
-    working.stop().await.unwrap();
-    world.append(MAIN, 21, 40).await;
-    // Processes that died over it reported nothing.
-    let request = ClaimRequest {
+/// A claim beside the workers.
+fn request() -> ClaimRequest {
+    ClaimRequest {
         service: "mark_worker".into(),
         version: 1,
         owner: "somebody".into(),
@@ -182,9 +204,19 @@ async fn a_range_that_is_dead_without_a_word_is_put_into_the_error_log() {
         limit_exclusive: Height(41),
         stop_exclusive: None,
         in_order: false,
-    };
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_that_is_dead_without_a_word_is_put_into_the_error_log() {
+    let world = Derived::new(tiny(1), 20).await;
+    let working = world.start(vec![marks(|_, _| Ok(()))], world.options());
+    world.until_next("mark_worker", 21).await;
+    working.stop().await.unwrap();
+    world.append(MAIN, 21, 40).await;
+    // Processes that died over it reported nothing.
     for _ in 0..MAX_ATTEMPTS {
-        let lease = world.app.claim(&request).await.unwrap().expect("the range");
+        let lease = world.app.claim(&request()).await.unwrap().expect("the range");
         let end = LeaseEnd::Bad { message: "it died".into(), retry_in_ms: 0 };
         world.app.end(&lease, end).await.unwrap();
     }
@@ -199,5 +231,96 @@ async fn a_range_that_is_dead_without_a_word_is_put_into_the_error_log() {
         ("mark_worker", Severity::Fatal, Height(21))
     );
     assert!(error.message.contains("wait for an operator: it died"), "{}", error.message);
+    // What is said there of an event says nothing of the range, whose entry is there by itself, once.
+    let dead = logged[0].clone();
+    let event =
+        NewError { severity: Severity::Warn, message: "31 bytes of data".into(), ..dead.error.clone() };
+    world.errors.forget_blocks(&[dead.error.block_id]).await.unwrap();
+    world.errors.record(&[event]).await.unwrap();
+    pass_ms(400_000).await;
+    let logged: Vec<_> = world.logged().await.into_iter().map(|logged| logged.error).collect();
+    assert_eq!(logged.len(), 2, "{logged:#?}");
+    assert_eq!((logged[0].severity, &logged[1]), (Severity::Warn, &dead.error));
+    working.stop().await.unwrap();
+}
+
+/// Lets nobody commit a chunk for now.
+struct Away(AtomicBool);
+
+impl CommitHook for Away {
+    fn before(&self, verb: &'static str) -> cairn_store::Result<()> {
+        if verb == "commit_chunk" && self.0.load(SeqCst) {
+            return Err(StoreError::Busy("it is away".into()));
+        }
+        Ok(())
+    }
+
+    fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deaths_are_charged_to_a_range_that_has_work_and_not_to_one_that_waits() {
+    const DEATHS: u32 = 25;
+    let world = Derived::new(tiny(1), 9).await;
+    let processors = || vec![marks(|_, _| Ok(())), counts(|_| Ok(()))];
+    let working = world.start(processors(), world.options());
+    world.until_next("count_worker", 10).await;
+    working.stop().await.unwrap();
+    world.append(MAIN, 10, 20).await;
+    let of = async |service: &str| {
+        let mut leases = world.leases().await.into_iter().filter(|lease| lease.service == service);
+        leases.next().expect("one")
+    };
+    // Nobody gets over block 10 alive, and there is nothing yet for the folder.
+    world.app.set_hook(Some(Arc::new(Away(AtomicBool::new(true)))));
+    for died in 1..=DEATHS {
+        let working = world.start(processors(), world.options());
+        let are_held = async || {
+            let (guilty, waiting) = (of("mark_worker").await, of("count_worker").await);
+            let is_held = |lease: &WorkerLease| lease.status == LeaseStatus::Active;
+            is_held(&waiting) && (is_held(&guilty) || guilty.is_dead())
+        };
+        world.until("both ranges are held", are_held).await;
+        working.kill().await;
+        // As the next process does at its start.
+        world.app.release_all().await.unwrap();
+        let (guilty, waiting) = (of("mark_worker").await, of("count_worker").await);
+        assert_eq!((guilty.attempt, guilty.is_dead()), (died.min(MAX_ATTEMPTS), died >= MAX_ATTEMPTS));
+        assert_eq!((waiting.attempt, waiting.done_to), (0, Height(10)), "after {died} deaths");
+    }
+    // Only the guilty one is to be freed.
+    world.app.set_hook(None);
+    world.app.retry_lease(of("mark_worker").await.id).await.unwrap();
+    let working = world.start(processors(), world.options());
+    world.until_next("count_worker", 21).await;
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_that_is_taken_up_beside_one_that_waits_has_work_to_do() {
+    let world = Derived::new(tiny(1), 14).await;
+    let head = world.raw.snapshot().await.unwrap().head().clone();
+    world.app.adopt(head.info.uuid, head.newest_reorg).await.unwrap();
+    world.app.register("mark_worker", Height(0)).await.unwrap();
+    // Somebody had the first range, and it isn't due before the worker waits at the tip.
+    let request = ClaimRequest { range_heights: 10, limit_exclusive: Height(15), ..request() };
+    let left = world.app.claim(&request).await.unwrap().expect("the first range");
+    let end = LeaseEnd::Transient { message: "a node was away".into(), retry_in_ms: 20_000 };
+    world.app.end(&left, end).await.unwrap();
+    let away = Arc::new(Away(AtomicBool::new(false)));
+    world.app.set_hook(Some(away.clone()));
+    let options = DeriveOptions { range_heights: 10, ..world.options() };
+    let working = world.start(vec![marks(|_, _| Ok(()))], options);
+    let is_at_the_tip = async || world.leases().await.iter().any(|lease| lease.done_to == Height(15));
+    world.until("the worker at the tip", is_at_the_tip).await;
+    away.0.store(true, SeqCst);
+    let left = async || world.app.lease(left.id).await.unwrap().expect("the first range");
+    assert_eq!((left().await.done_to, left().await.owner.as_str()), (Height(0), "somebody"));
+    world.until("the worker took it", async || left().await.owner != "somebody").await;
+    assert!(!left().await.claimed_to_wait, "whoever dies over it would not be charged");
+    away.0.store(false, SeqCst);
+    world.until_next("mark_worker", 15).await;
     working.stop().await.unwrap();
 }

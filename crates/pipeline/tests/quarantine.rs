@@ -227,8 +227,15 @@ async fn e24_an_event_that_cannot_be_decoded_stops_its_range_only_where_the_poli
         }
         pass_ms(200_000).await;
         assert_eq!(world.next("mark_worker").await, if stops { 7 } else { 21 });
-        // It is in the log as what it is, once.
-        assert_eq!(messages(&world).await, [(7, Severity::Warn, "31 bytes of data".to_owned())]);
+        // It is in the log as what it is, once; and so is the range that it stops.
+        let mut logged = messages(&world).await;
+        let range = logged.split_off(1);
+        assert_eq!(logged, [(7, Severity::Warn, "31 bytes of data".to_owned())]);
+        assert_eq!(range.len(), usize::from(stops), "{range:?}");
+        if let Some((height, severity, message)) = range.first() {
+            assert_eq!((*height, *severity), (7, Severity::Fatal));
+            assert!(message.contains("wait for an operator") && message.contains("31 bytes"), "{message}");
+        }
         working.stop().await.unwrap();
     }
 }

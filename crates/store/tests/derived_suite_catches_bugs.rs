@@ -69,6 +69,7 @@ bugs!(
     ReleaseDoesNothing,
     ReleaseAllCountsNothing,
     ReleaseAllIsNoBadEnd,
+    WaitingIsCharged,
     PausingDoesNothing,
     DeadLeasesAreHidden,
     GapsAreHidden,
@@ -350,6 +351,16 @@ impl Coordinator for Buggy {
             let lease = self.inner.claim(&request).await;
             self.inner.set_paused(&request.service, true).await?;
             return lease;
+        }
+        if self.has(Bug::WaitingIsCharged) {
+            let any = ClaimRequest {
+                limit_exclusive: Height(u64::MAX),
+                stop_exclusive: Some(Height(0)),
+                ..request.clone()
+            };
+            if let Some(lease) = self.inner.claim(&any).await? {
+                return Ok(Some(lease));
+            }
         }
         self.inner.claim(&request).await
     }

@@ -4,7 +4,7 @@
 //! connection is held across anything but the database's own answers: callers do their other I/O before they ask for one.
 //!
 //! **Shutdown and cancellation.** A [`PgConn`] that is dropped inside a transaction is rolled back in the background and goes back to the
-//! pool afterwards; one that can't be rolled back is closed, which rolls it back on the server. Dropping the last handle of
+//! pool afterwards; one that can't be rolled back, or not in time, is closed, which rolls it back on the server. Dropping the last handle of
 //! a pool closes its idle connections.
 
 use std::collections::HashMap;
@@ -18,6 +18,7 @@ use bytes::{Buf, Bytes};
 use cairn_store::{Result, StoreError};
 use futures::{SinkExt, TryStreamExt, pin_mut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
@@ -128,6 +129,8 @@ struct Inner {
 /// A connection and the statements that were prepared on it.
 struct Session {
     client: Client,
+    /// What runs its protocol; stopping it closes the connection, whatever is still to be answered.
+    driver: AbortHandle,
     /// The pool's when it was made.
     generation: u64,
     statements: Mutex<HashMap<String, Statement>>,
@@ -237,16 +240,14 @@ impl Inner {
         let connecting = async {
             if self.config.get_ssl_mode() == SslMode::Disable {
                 let (client, connection) = self.config.connect(NoTls).await?;
-                tokio::spawn(drive(connection));
-                Ok(client)
+                Ok((client, tokio::spawn(drive(connection)).abort_handle()))
             } else {
                 let (client, connection) = self.config.connect(self.tls.clone()).await?;
-                tokio::spawn(drive(connection));
-                Ok(client)
+                Ok((client, tokio::spawn(drive(connection)).abort_handle()))
             }
         };
-        let client = match tokio::time::timeout(timeout, connecting).await {
-            Ok(client) => client.map_err(db)?,
+        let (client, driver) = match tokio::time::timeout(timeout, connecting).await {
+            Ok(connected) => connected.map_err(db)?,
             Err(_) => {
                 return Err(StoreError::Busy(format!(
                     "PostgreSQL was not reached within {} ms",
@@ -265,7 +266,7 @@ impl Inner {
         } else {
             client.batch_execute(&settings).await.map_err(db)?;
         }
-        Ok(Session { client, generation, statements: Mutex::default() })
+        Ok(Session { client, driver, generation, statements: Mutex::default() })
     }
 
     /// Makes the settings, and refuses a server that follows another one.
@@ -288,7 +289,7 @@ impl Inner {
         session.generation == self.generation.load(Ordering::Acquire)
     }
 
-    /// A connection ended by itself. Another server may be in the place of the one that it led to, and those to the former one, which may be cut off from the others and not know it, say
+    /// A connection ended by itself, or answers no more. Another server may be in the place of the one that it led to, and those to the former one, which may be cut off from the others and not know it, say
     /// what was true once.
     fn lost(&self, session: &Session) {
         // Several that end together count once.
@@ -562,7 +563,12 @@ impl Drop for PgConn {
                         pool.lost(&session);
                     }
                 }
-                Err(_) => tracing::debug!("a rollback took too long; connection closed"),
+                Err(_) => {
+                    tracing::debug!("a rollback took too long; connection closed");
+                    // Whoever answers nothing may not be there any more; without this the connection would wait for its answers.
+                    session.driver.abort();
+                    pool.lost(&session);
+                }
             }
             drop(permit);
         });

@@ -51,6 +51,7 @@ pub(super) static APP: FileKind = FileKind {
         include_str!("derived/0001.sql"),
         include_str!("derived/0002.sql"),
         include_str!("derived/0003.sql"),
+        include_str!("derived/0004.sql"),
     ],
     synchronous: "NORMAL",
     statements: 384,

@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use cairn_backends::postgres::Behind;
 use cairn_core::{Height, HeightRange};
+use cairn_pipeline::backoff::Backoff;
 use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
+use cairn_store::StoreError;
 use cairn_store::derived::{
     DerivedSnapshot, LeaseFilter, LeaseKind, LeaseStatus, RangeAgain, RebuildRequest, TableClass, TableDef,
     WorkerLease,
@@ -30,6 +32,13 @@ const RESET_ROWS: usize = 20_000;
 const MAX_LEASES: usize = 100_000;
 /// Leases that are read at once.
 const LEASES_AT_ONCE: usize = 5_000;
+
+/// The first and the longest pause before a store that is busy is asked again, in milliseconds.
+#[cfg_attr(not(unix), allow(dead_code))]
+const BUSY_PAUSE_MS: (u64, u64) = (100, 5_000);
+/// How often it is asked again for one thing.
+#[cfg_attr(not(unix), allow(dead_code))]
+const BUSY_TRIES: u32 = 12;
 
 /// Asks for it; running workers do it.
 pub async fn reindex(file: Option<&Path>, args: &ReindexArgs) -> anyhow::Result<()> {
@@ -64,6 +73,29 @@ impl Stay {
 
     fn is_over(&self) -> bool {
         self.stop.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// Asks a store, and again where it is busy, a bounded number of times. `None`: it stays no longer.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    async fn patiently<T, F>(&self, mut ask: impl FnMut() -> F) -> Result<Option<T>, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let (first_ms, cap_ms) = BUSY_PAUSE_MS;
+        let mut backoff = Backoff::new(first_ms, cap_ms, std::process::id().into());
+        while !self.is_over() {
+            match ask().await {
+                Err(error) if error.kind().is_retryable() && backoff.tries() < BUSY_TRIES => {
+                    tracing::debug!(%error, "the store is asked again");
+                    tokio::select! {
+                        () = self.stop.cancelled() => {}
+                        () = tokio::time::sleep(backoff.next_pause()) => {}
+                    }
+                }
+                answer => return answer.map(Some),
+            }
+        }
+        Ok(None)
     }
 
     /// Deletes what a worker made before its rebuild was begun. What to add to a message where something is left.
@@ -437,15 +469,15 @@ pub async fn clear(app: &dyn AppStore, worker: &str) -> anyhow::Result<()> {
     Stay::to_the_end().clear(app, worker).await.map(drop)
 }
 
-/// Deletes what any worker made before its rebuild was begun, as long as that stays.
+/// Deletes what any worker made before its rebuild was begun, as long as that stays. A store that is busy is asked again for a while: nobody may be there who derives.
 #[cfg_attr(not(unix), allow(dead_code))]
 pub async fn clear_all(app: &dyn AppStore, stay: &Stay) -> anyhow::Result<()> {
-    let snapshot = app.snapshot().await?;
+    let Some(snapshot) = stay.patiently(|| app.snapshot()).await? else { return Ok(()) };
     let clearing = snapshot.rebuilds().iter().filter(|rebuild| rebuild.is_clearing);
     let workers: Vec<String> = clearing.map(|rebuild| rebuild.service.clone()).collect();
     drop(snapshot);
-    for worker in workers {
-        stay.clear(app, &worker).await?;
+    for worker in &workers {
+        while stay.patiently(|| app.reset_step(worker, RESET_ROWS)).await? == Some(true) {}
     }
     Ok(())
 }

@@ -369,8 +369,15 @@ fn shortened(outcome: Outcome) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use cairn_core::Height;
-    use cairn_store::ReorgMark;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+    use cairn_core::{Height, SystemClock};
+    use cairn_store::derived::memory::MemoryDerived;
+    use cairn_store::derived::{
+        Catalog, Coordinator, DerivedMaintenance, DerivedReader, RebuildRequest, ReorgApplier,
+    };
+    use cairn_store::memory::CommitHook;
+    use cairn_store::{ReorgMark, StoreError};
 
     use super::super::client::{Asked, ask};
     use super::*;
@@ -483,6 +490,45 @@ mod tests {
             sleep(Duration::from_millis(10)).await;
         }
         assert!(app.snapshot().await.expect("reads").checkpoint("stats_worker").is_some());
+    }
+
+    /// Busy so many times.
+    struct Busy {
+        verb: &'static str,
+        left: AtomicU32,
+    }
+
+    impl CommitHook for Busy {
+        fn before(&self, verb: &'static str) -> Result<(), StoreError> {
+            let take = |left: u32| left.checked_sub(1);
+            let is_busy = verb == self.verb && self.left.fetch_update(SeqCst, SeqCst, take).is_ok();
+            if is_busy { Err(StoreError::Busy("it is busy".into())) } else { Ok(()) }
+        }
+
+        fn after(&self, _verb: &'static str) -> Result<(), StoreError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_busy_is_asked_again_for_what_is_to_be_deleted() {
+        // For so long it is waited, and no longer.
+        for (times, is_finished) in [(5, true), (1_000, false)] {
+            let running = Running::new().await;
+            let app = MemoryDerived::new(Catalog::new([]).expect("works"), Arc::new(SystemClock));
+            app.adopt([7; 16], ReorgMark { id: 0, digest: [0; 32] }).await.expect("adopts");
+            app.register("stats_worker", Height(0)).await.expect("registers");
+            let anew = RebuildRequest { anew: vec!["stats_worker".into()], ..RebuildRequest::default() };
+            app.begin_rebuild(&anew).await.expect("begins");
+            let busy = Arc::new(Busy { verb: "reset_step", left: AtomicU32::new(times) });
+            app.set_hook(Some(busy.clone()));
+            let began = Instant::now();
+            running.doer(Limits::default()).delete_the_rest(Arc::new(app.clone())).await;
+            assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+            let snapshot = app.snapshot().await.expect("reads");
+            assert_eq!(snapshot.checkpoint("stats_worker").is_some(), is_finished);
+            assert_eq!(busy.left.load(SeqCst) == 0, is_finished);
+        }
     }
 
     #[tokio::test]

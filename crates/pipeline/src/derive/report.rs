@@ -22,6 +22,9 @@ const MAX_ROWS_ALIKE: usize = 16;
 /// Rows that one block may leave of a service, those that stand for further ones left out.
 const MAX_ROWS_A_BLOCK: usize = 128;
 
+/// Open errors of one service at one height that are looked through. Blocks leave fewer; were there more, the entry of a dead range would be recorded, which it is once.
+const MAX_OPEN_READ: usize = 1_000;
+
 /// Something for the error log, and what metrics count it under.
 pub(super) struct Report {
     pub error: NewError,
@@ -212,15 +215,16 @@ pub(super) async fn of_end(
     Ok(())
 }
 
-/// Records a range that waits for an operator, where nothing is said of the height that it stands at: one that ended every process that worked on it has left no other word.
+/// Records a range that waits for an operator, unless the log says already that a range can't get on at the height that it stands at. One that ended every process that worked on it has
+/// left no other word; and what is open there of single events says nothing of the range.
 pub(super) async fn of_dead(context: &Context, lease: &WorkerLease) -> Result<(), StoreError> {
-    let known = ErrorFilter {
+    let open = ErrorFilter {
         service: Some(lease.service.clone()),
         height: Some(lease.done_to),
-        limit: 1,
+        limit: MAX_OPEN_READ,
         ..ErrorFilter::default()
     };
-    if !context.errors.list(&known).await?.is_empty() {
+    if context.errors.list(&open).await?.iter().any(|known| known.error.severity == Severity::Fatal) {
         return Ok(());
     }
     let block = context.raw.snapshot().await?.linked_ref(lease.done_to).await?.map(|linked| linked.block);

@@ -102,7 +102,7 @@ impl Worker {
         let poll = Duration::from_millis(self.context.options.poll_ms);
         while !self.context.stop.is_cancelled() {
             let asked_at = Instant::now();
-            match self.claim(None).await {
+            match self.claim(self.context.options.stop_exclusive).await {
                 Ok(Some(lease)) => {
                     backoff.reset();
                     self.work_off(lease, asked_at, &mut listener).await?;
@@ -200,15 +200,12 @@ impl Worker {
         Held::new(lease, app, options.lease_ttl_ms, options.lease_margin_ms, asked_at)
     }
 
-    /// Claims; with a limit, new ranges begin below it only.
-    async fn claim(&self, limit: Option<Height>) -> Result<Option<WorkerLease>, DeriveError> {
+    /// Claims; new ranges are cut at `stop_exclusive`.
+    async fn claim(&self, stop_exclusive: Option<Height>) -> Result<Option<WorkerLease>, DeriveError> {
         let options = &self.context.options;
         let Some(head) = self.context.wake.head() else { return Ok(None) };
         let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(None) };
-        let limit_exclusive = match limit {
-            Some(limit) => limit,
-            None => self.upstream_limit(tip.height.next()).await?,
-        };
+        let limit_exclusive = self.upstream_limit(tip.height.next()).await?;
         let request = ClaimRequest {
             service: self.service().name.into(),
             version: self.service().version,
@@ -217,7 +214,7 @@ impl Worker {
             range_heights: options.range_of(self.service().name),
             first: first.max(options.start),
             limit_exclusive,
-            stop_exclusive: options.stop_exclusive,
+            stop_exclusive,
             in_order: self.in_order(),
         };
         Ok(self.context.app.claim(&request).await?)
@@ -264,9 +261,7 @@ impl Worker {
                 self.note(&error);
                 let message = error.to_string();
                 let uncharged = match &error {
-                    DeriveError::Store(StoreError::Database(_)) => {
-                        self.context.refusals.refused(name, held.lease.id)
-                    }
+                    DeriveError::Store(StoreError::Database(_)) => self.refused(&held.lease).await,
                     _ => None,
                 };
                 match (error.kind(), uncharged) {
@@ -325,6 +320,22 @@ impl Worker {
             tracing::debug!(service = name, %error, "a lease could not be given back");
         }
         Ok(rest_ms)
+    }
+
+    /// The database refused a range for good: see [`super::refusals::Refusals::refused`].
+    async fn refused(&self, lease: &WorkerLease) -> Option<u32> {
+        let (name, refusals) = (self.service().name, &self.context.refusals);
+        if let Some(charged) = refusals.charged(name).filter(|charged| charged.lease_id != lease.id) {
+            match self.context.app.lease(charged.lease_id).await {
+                Ok(now) if !charged.stands(now.as_ref()) => refusals.forget(name, charged),
+                Ok(_) => {}
+                // The next refusal looks again.
+                Err(error) => {
+                    tracing::debug!(service = name, %error, "can't look at the range that is charged");
+                }
+            }
+        }
+        refusals.refused(name, lease)
     }
 
     /// Works off a lease's chunks.

@@ -476,6 +476,12 @@ impl Working {
         self.task.await.expect("no panic ends it")
     }
 
+    /// Kills the process: it gives nothing back.
+    pub async fn kill(self) {
+        self.task.abort();
+        assert!(self.task.await.is_err_and(|error| error.is_cancelled()), "it had ended by itself");
+    }
+
     pub fn is_running(&self) -> bool {
         !self.task.is_finished()
     }

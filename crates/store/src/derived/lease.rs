@@ -4,7 +4,8 @@
 //! rows. States: ACTIVE → COMPLETED by the commit that reaches `to`; ACTIVE → FAILED on an error, when given back, or
 //! when it is found expired or its process gone; FAILED → ACTIVE by reclaim, once `next_try_at` has come. FAILED with `attempt >= MAX_ATTEMPTS` is dead:
 //! only an operator frees it. `attempt` counts consecutive bad ends in which `done_to` did not move since the claim, once each,
-//! whoever notices; a commit that moves it sets it to 0, and transient ends don't count.
+//! whoever notices; a commit that moves it sets it to 0, and transient ends don't count. Nor does it count that a process was gone, or silent for too long,
+//! whose lease had nothing to do when it was claimed: what only waits ends no process.
 
 use std::fmt;
 
@@ -99,6 +100,8 @@ pub struct WorkerLease {
     pub done_to: Height,
     /// `done_to` when it was claimed.
     pub claimed_done_to: Height,
+    /// When it was claimed there was nothing to do: of kind `Index`, and `done_to` not below the claim's [`ClaimRequest::limit_exclusive`].
+    pub claimed_to_wait: bool,
     /// The id of the last block done; `None` before the first.
     pub last_id: Option<BlockId>,
     /// The parent of the first block done; `None` before the first.
@@ -139,9 +142,10 @@ pub struct ClaimRequest {
     pub range_heights: u64,
     /// Where the service's first range begins: the raw store's first height, or a configured start.
     pub first: Height,
-    /// A new range begins below this height only: there has to be something to do. The height after the lowest checkpoint of its upstreams.
+    /// How far it may work now: the height after the raw tip, or the lowest checkpoint of its upstreams. A new range begins below it only: there has to be something to do. One that is
+    /// claimed again and stands at or above it is claimed to wait.
     pub limit_exclusive: Height,
-    /// New ranges are cut here.
+    /// New ranges are cut here; at height 0 there are none, and only what others left is claimed.
     pub stop_exclusive: Option<Height>,
     /// One lease after the other (folders): no new range while an earlier one isn't completed.
     pub in_order: bool,

@@ -457,9 +457,17 @@ pub fn attempt_after_bad_end(lease: &WorkerLease) -> u32 {
     if has_moved { lease.attempt } else { lease.attempt.saturating_add(1) }
 }
 
-/// A lease whose holder is gone, as it is found: what is left to its finder is to take it.
+/// Whether there is nothing to do for a lease when it is claimed, up to where its service may work. What is made again lies below the checkpoint, wherever the service stops now.
+pub fn is_to_wait(lease: &WorkerLease, request: &ClaimRequest) -> bool {
+    lease.kind == LeaseKind::Index && lease.done_to >= request.limit_exclusive
+}
+
+/// A lease whose holder is gone, as it is found: what is left to its finder is to take it. One that was claimed to wait isn't charged: were it what ends the process, once there
+/// is something to do, the next claim finds that there is.
 pub fn left_behind(mut lease: WorkerLease, how: &str) -> WorkerLease {
-    lease.attempt = attempt_after_bad_end(&lease);
+    if !lease.claimed_to_wait {
+        lease.attempt = attempt_after_bad_end(&lease);
+    }
     lease.last_error = shortened(&format!("{} {how}", lease.owner), MAX_ERROR_BYTES);
     lease
 }

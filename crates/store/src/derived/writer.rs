@@ -117,11 +117,11 @@ pub trait Coordinator: Send + Sync {
     async fn register(&self, service: &str, first: Height) -> Result<DerivedCheckpoint>;
 
     /// Claims work (gate: shared). Reclaims first: the lowest lease of any kind that is FAILED, not dead, due, of no newer version; or ACTIVE and expired (which
-    /// is reaped first, and counted). Else inserts the next range of kind `Index`: it begins where the last one ends, or at `first`, ends
+    /// is reaped first, and counted as [`Coordinator::reap`] does). Else inserts the next range of kind `Index`: it begins where the last one ends, or at `first`, ends
     /// at the next multiple of `range_heights` and not above `stop_exclusive`, and begins below `limit_exclusive`. `None`: nothing to do, or
     /// the service is paused. The new lease has a new fence. A service that is not registered is
     /// [`crate::StoreError::Invalid`]. Of two leases that begin at one height the one with the lower number goes first; expired means that
-    /// `expires_at_ms` is not above the clock.
+    /// `expires_at_ms` is not above the clock. The lease remembers whether there was nothing to do for it, by `limit_exclusive`.
     async fn claim(&self, request: &ClaimRequest) -> Result<Option<WorkerLease>>;
 
     /// Lengthens a lease (gate: shared); [`crate::StoreError::Fenced`] where it is another's.
@@ -134,7 +134,7 @@ pub trait Coordinator: Send + Sync {
     async fn lease(&self, id: u64) -> Result<Option<WorkerLease>>;
 
     /// Marks up to `limit` expired ACTIVE leases FAILED, each under a new fence, reclaimable at once; adds an attempt where
-    /// `done_to` has not moved since the claim. Returns those that it marked.
+    /// `done_to` has not moved since the claim and the lease was not claimed to wait. Returns those that it marked.
     async fn reap(&self, limit: usize) -> Result<Vec<WorkerLease>>;
 
     /// Moves each checkpoint along the unbroken chain of `done_to` of leases of kind `Index` (gate: exclusive): into a lease that begins at
@@ -156,7 +156,7 @@ pub trait Coordinator: Send + Sync {
     async fn release_lease(&self, id: u64) -> Result<Option<WorkerLease>>;
 
     /// At start, by a process that holds the data directory alone: takes every ACTIVE lease from the process that held it, which is gone. As where one has expired, that is a bad end
-    /// where nothing of it was done, so that a range that ends every process is dead in the end; whoever ends in order has given it back before.
+    /// where nothing of it was done and something was to be done, so that a range that ends every process is dead in the end; whoever ends in order has given it back before.
     async fn release_all(&self) -> Result<u64>;
 
     /// Pauses or resumes a service: nothing of it is claimed. No lease is taken away: whoever holds one looks before each chunk, and gives it back.

@@ -241,6 +241,7 @@ async fn claim(shared: &Shared, request: &ClaimRequest) -> Faulty<Claim> {
         lease.owner.clone_from(&request.owner);
         lease.expires_at_ms = tx.after(request.ttl_ms);
         lease.claimed_done_to = lease.done_to;
+        lease.claimed_to_wait = rules::is_to_wait(&lease, request);
         lease.version = request.version;
         tx.write_lease(&lease).await?;
         tx.commit("claim").await?;
@@ -341,7 +342,8 @@ async fn by_operator(
 }
 
 /// What [`rules::left_behind`] does, up to how the lease was found.
-const LEFT_BEHIND: &str = "attempt = attempt + CASE WHEN done_to > claimed_done_to THEN 0 ELSE 1 END,
+const LEFT_BEHIND: &str =
+    "attempt = attempt + CASE WHEN done_to > claimed_done_to OR claimed_to_wait THEN 0 ELSE 1 END,
      last_error = left(leased_by, 500) || ' ' ||";
 
 async fn reap(shared: &Shared, limit: usize) -> Faulty<Vec<WorkerLease>> {

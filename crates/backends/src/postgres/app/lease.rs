@@ -14,7 +14,7 @@ use crate::postgres::error::{corrupt, db};
 
 /// The columns of a lease as [`lease_of`] reads them.
 pub(super) const LEASE_COLUMNS: &str = "id, worker_type, kind, from_height, to_height, status, leased_by, fence, \
-     lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error";
+     lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait";
 
 /// The columns of a checkpoint as [`checkpoint_of`] reads them.
 pub(super) const CHECKPOINT_COLUMNS: &str = "service_name, last_height, last_id, updated_at, paused";
@@ -68,6 +68,7 @@ pub(super) fn lease_of(row: &PgRow) -> Result<WorkerLease> {
         attempt: small(row, 10)?,
         done_to: Height(unsigned(row, 11)?),
         claimed_done_to: Height(unsigned(row, 12)?),
+        claimed_to_wait: column(row, 17)?,
         last_id: block_id(row, 13)?,
         first_parent: block_id(row, 14)?,
         version: small(row, 15)?,
@@ -136,7 +137,7 @@ impl Tx<'_> {
     pub(super) async fn write_lease(&self, lease: &WorkerLease) -> std::result::Result<(), Fault> {
         const UPDATE: &str = "UPDATE app.worker_leases SET status = $2, leased_by = $3, fence = $4, \
              lease_expires_at = $5, next_try_at = $6, attempt = $7, done_to = $8, claimed_done_to = $9, last_id = $10, \
-             first_parent = $11, version = $12, last_error = $13, updated_at = $14 WHERE id = $1";
+             first_parent = $11, version = $12, last_error = $13, updated_at = $14, claimed_to_wait = $15 WHERE id = $1";
         let touched = self
             .execute(
                 UPDATE,
@@ -155,6 +156,7 @@ impl Tx<'_> {
                     &i64::from(lease.version),
                     &lease.last_error,
                     &self.now(),
+                    &lease.claimed_to_wait,
                 ],
             )
             .await?;

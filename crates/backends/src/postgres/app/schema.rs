@@ -19,6 +19,7 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "leases, checkpoints, undo, definitions", sql: include_str!("0001.sql") },
     Migration { version: 2, name: "quarantined blocks", sql: include_str!("0002.sql") },
     Migration { version: 3, name: "rebuilds", sql: include_str!("0003.sql") },
+    Migration { version: 4, name: "leases that wait", sql: include_str!("0004.sql") },
 ];
 
 /// Held by whoever changes tables, indexes or partitions.

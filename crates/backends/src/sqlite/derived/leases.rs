@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use super::{SqliteDerived, Write, checkpoints, db, number, rebuilds, sql};
 
 const SELECT: &str = "SELECT id, worker_type, kind, from_height, to_height, status, leased_by, fence, lease_expires_at, \
-     next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error FROM worker_leases";
+     next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait FROM worker_leases";
 
 fn read(row: &Row<'_>) -> rusqlite::Result<WorkerLease> {
     let unsigned = |at: usize| {
@@ -38,6 +38,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<WorkerLease> {
         attempt: row.get(10)?,
         done_to: Height(unsigned(11)?),
         claimed_done_to: Height(unsigned(12)?),
+        claimed_to_wait: row.get(17)?,
         last_id: id(13)?,
         first_parent: id(14)?,
         version: row.get(15)?,
@@ -109,7 +110,7 @@ pub(super) fn update(conn: &Connection, lease: &WorkerLease) -> Result<()> {
     conn.prepare_cached(
         "UPDATE worker_leases SET status = ?2, leased_by = ?3, fence = ?4, lease_expires_at = ?5, next_try_at = ?6, \
          attempt = ?7, done_to = ?8, claimed_done_to = ?9, last_id = ?10, first_parent = ?11, version = ?12, \
-         last_error = ?13 WHERE id = ?1",
+         last_error = ?13, claimed_to_wait = ?14 WHERE id = ?1",
     )
     .and_then(|mut statement| {
         statement.execute(params![
@@ -126,6 +127,7 @@ pub(super) fn update(conn: &Connection, lease: &WorkerLease) -> Result<()> {
             lease.first_parent.map(|id| id.0),
             lease.version,
             lease.last_error,
+            lease.claimed_to_wait,
         ])
     })
     .map_err(db)?;
@@ -147,7 +149,7 @@ fn insert(
              lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, version, last_error) \
              VALUES (?1, ?2, ?3, ?4, 'FAILED', '', 0, ?5, ?5, 0, ?3, ?3, ?6, '') \
              RETURNING id, worker_type, kind, from_height, to_height, status, leased_by, fence, lease_expires_at, \
-             next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error",
+             next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait",
         )
         .and_then(|mut statement| {
             let values = params![
@@ -292,6 +294,7 @@ impl Write<'_> {
             fence: next_fence(self.tx)?,
             expires_at_ms: self.now_ms.saturating_add(request.ttl_ms),
             claimed_done_to: lease.done_to,
+            claimed_to_wait: rules::is_to_wait(&lease, request),
             version: request.version,
             ..lease
         };

@@ -254,6 +254,7 @@ fn hand_out(state: &mut State, lease: WorkerLease, request: &ClaimRequest, now_m
         fence: state.next_fence(),
         expires_at_ms: now_ms.saturating_add(request.ttl_ms),
         claimed_done_to: lease.done_to,
+        claimed_to_wait: rules::is_to_wait(&lease, request),
         version: request.version,
         ..lease
     };
@@ -282,6 +283,7 @@ fn new_lease(
         attempt: 0,
         done_to: range.start(),
         claimed_done_to: range.start(),
+        claimed_to_wait: false,
         last_id: None,
         first_parent: None,
         version: 0,

@@ -489,6 +489,7 @@ fn plain(lease: WorkerLease) -> WorkerLease {
         last_error: String::new(),
         expires_at_ms: if is_active { lease.expires_at_ms } else { 0 },
         claimed_done_to: if is_active { lease.claimed_done_to } else { Height(0) },
+        claimed_to_wait: is_active && lease.claimed_to_wait,
         next_try_at_ms: if is_failed { lease.next_try_at_ms } else { 0 },
         ..lease
     }

@@ -41,6 +41,7 @@ pub(super) fn cases() -> Vec<Case> {
         an_operator_takes_a_lease_from_its_holder,
         at_start_every_lease_is_given_back,
         a_range_that_ends_every_process_is_dead_in_the_end,
+        a_lease_that_only_waits_is_not_charged_with_its_process,
         a_completed_lease_is_neither_claimed_nor_ended,
         in_order_one_lease_after_the_other,
         an_older_version_claims_no_newer_lease,
@@ -75,6 +76,7 @@ async fn a_new_lease_says_everything(factory: Arc<dyn DerivedFactory>) -> CaseRe
         attempt: 0,
         done_to: Height(0),
         claimed_done_to: Height(0),
+        claimed_to_wait: false,
         last_id: None,
         first_parent: None,
         version: 1,
@@ -494,6 +496,62 @@ async fn a_range_that_ends_every_process_is_dead_in_the_end(factory: Arc<dyn Der
     let dead = subject.store.dead_leases(10).await?;
     same("the dead", dead.iter().map(|lease| lease.id).collect::<Vec<_>>(), vec![id])?;
     same("the claim", subject.claim(MAPPER).await?.range, heights(10, 20))
+}
+
+/// However its holder's end is noticed: at the next start, by whoever reaps, or by the next claim.
+async fn a_lease_that_only_waits_is_not_charged_with_its_process(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(15, 1)).await?;
+    for service in [MAPPER, FOLDER] {
+        subject.index(service, 10, 5).await?;
+    }
+    // The mapper's range ends every process now, and the folder can't get on.
+    subject.raw.grow(16, 1);
+    for died in 0..MAX_ATTEMPTS + 5 {
+        let guilty = subject.at_limit(MAPPER).await?;
+        let waiting = subject.at_limit(FOLDER).await?;
+        let waiting = waiting.map(|lease| (lease.done_to, lease.attempt, lease.claimed_to_wait));
+        same("the one that waits", waiting, Some((Height(15), 0, true)))?;
+        let charged = guilty.as_ref().map(|lease| (lease.range, lease.attempt, lease.claimed_to_wait));
+        same("the guilty one", charged, (died < MAX_ATTEMPTS).then_some((heights(10, 20), died, false)))?;
+        match died % 3 {
+            0 => {
+                subject.reopen().await?;
+                let held = 1 + u64::from(guilty.is_some());
+                same("left behind", subject.store.release_all().await?, held)?;
+            }
+            1 => {
+                subject.clock.advance_ms(TTL_MS);
+                subject.store.reap(10).await?;
+            }
+            _ => subject.clock.advance_ms(TTL_MS),
+        }
+    }
+    // As it was found, and not only as it is handed out.
+    subject.clock.advance_ms(TTL_MS);
+    subject.store.reap(10).await?;
+    let dead = subject.store.dead_leases(10).await?;
+    same("the dead", dead.iter().map(|lease| lease.service.as_str()).collect::<Vec<_>>(), vec![MAPPER])?;
+    let leases = subject.leases().await?;
+    let folder = leases.iter().find(|lease| lease.service == FOLDER && lease.done_to == Height(15));
+    let folder = folder.map(|lease| (lease.status, lease.attempt, lease.last_error.is_empty()));
+    same("the folder's", folder, Some((LeaseStatus::Failed, 0, false)))?;
+    // Once there is something to do it is charged as any other.
+    subject.store.retry_lease(dead[0].id).await?;
+    subject.index(MAPPER, 10, 5).await?;
+    for died in 0..3 {
+        let lease = subject.at_limit(FOLDER).await?.ok_or_else(|| Failure::new("nothing to claim"))?;
+        let charged = (lease.done_to, lease.attempt, lease.claimed_to_wait);
+        same("the one that has work now", charged, (Height(15), died, false))?;
+        subject.reopen().await?;
+        subject.store.release_all().await?;
+    }
+    // So is what is made again, wherever the service may work now.
+    subject.store.request_reindex(MAPPER, 1, heights(0, 10), 10).await?;
+    let again = ClaimRequest { limit_exclusive: Height(0), ..subject.request(MAPPER) };
+    let again = subject.claim_as(&again).await?;
+    same("what is made again", (again.kind, again.claimed_to_wait), (LeaseKind::Reindex, false))
 }
 
 async fn a_completed_lease_is_neither_claimed_nor_ended(factory: Arc<dyn DerivedFactory>) -> CaseResult {

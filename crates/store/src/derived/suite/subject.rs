@@ -132,6 +132,13 @@ impl Subject {
         self.claim_as(&self.request(service)).await
     }
 
+    /// A claim by somebody who knows how far the service may go now.
+    pub(super) async fn at_limit(&self, service: &str) -> CaseResult<Option<WorkerLease>> {
+        let limit_exclusive = self.limit(service).await?;
+        let request = ClaimRequest { limit_exclusive, ..self.request(service) };
+        Ok(self.store.claim(&request).await?)
+    }
+
     pub(super) async fn claim_as(&self, request: &ClaimRequest) -> CaseResult<WorkerLease> {
         let lease = self.store.claim(request).await?;
         lease.ok_or_else(|| Failure::new(format!("nothing to claim for {}", request.service)))
