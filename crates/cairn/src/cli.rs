@@ -455,6 +455,9 @@ pub struct DemoArgs {
     /// Milliseconds between new blocks.
     #[arg(long, default_value_t = 2_000, value_name = "MS")]
     pub block_time_ms: u64,
+    /// Let the chain stand still at this height, and come to it block by block, each no sooner than the one before is stored: so the same forks are seen each time (for comparisons).
+    #[arg(long, value_name = "HEIGHT", conflicts_with = "exit_after_head")]
+    pub until: Option<u64>,
     /// End when the head is stored and derived; a halt is then an error at once (for scripts).
     #[arg(long)]
     pub exit_after_head: bool,
