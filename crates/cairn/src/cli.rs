@@ -214,6 +214,15 @@ pub enum LeasesCommand {
         #[arg(value_parser = LeaseId::parse)]
         id: LeaseId,
     },
+    /// Take back what a worker did above its checkpoint, rows and ranges, so that it is derived anew: where a range stands on another fork than the one below it, or one was lost.
+    Reset {
+        /// Whose ranges.
+        #[arg(long, value_name = "NAME")]
+        worker: String,
+        /// All that begin at this height or above it.
+        #[arg(long, value_name = "HEIGHT")]
+        from: u64,
+    },
 }
 
 /// Which lease.
