@@ -3,9 +3,15 @@
     compare.py [--holes] [--passed N] URL_A URL_B
 
 Every path of the OpenAPI document is asked for, and has to give a good answer at least once: lists page by page, what they name one by one, and the stream of
-blocks, replayed whole. Cursors are sealed with a key of each store, so each side follows its own and they are not compared; nor is the height at which a node
-was asked about a name. With `--holes` the derived rows have holes, and the answers have to name them. Prints `N passed, M failed`, with those that passed
-before (`--passed`).
+blocks, replayed whole: the chain as it is now, and with all reorgs. The chain has forked, as often on both sides. With `--holes` the derived rows have holes, and the
+answers have to name them. Prints `N passed, M failed`, with those that passed before (`--passed`).
+
+What is masked before answers are compared, and why:
+
+- cursors (`next`, `resume`): they are sealed with a key of each store, so each side follows its own;
+- `asked_at_height`: a node is asked at the block that is final when a worker comes by, and that depends on how far the archive has grown by then, which is
+  no part of what an answer means. On both sides it is a number at the same places;
+- a side's own address, where an answer names it.
 """
 
 import argparse
@@ -22,7 +28,6 @@ SAMPLES = 12
 # So many holes an answer names, at most.
 MAX_INCOMPLETE = 100
 CURSORS = re.compile(r'("next"|"resume"):"[^"]+"')
-# A node is asked at the block that is final when a worker comes by, and that depends on how far the archive has grown by then.
 ASKED_AT = re.compile(r'"asked_at_height":"[0-9]+"')
 # What only Flow has: on an EVM chain no worker fills the tables behind it, and that has to be the answer.
 OF_FLOW = {
@@ -108,12 +113,19 @@ class Pair:
         return frames
 
     def compare_events(self, tip):
-        """The newest block as the stream gives it, and all blocks after the first one, each side going on from its own newest event's reorg."""
+        """The newest block as the stream gives it, all blocks after the first one as the chain has them, and the same with every reorg since the beginning."""
         newest = [self.events(base, None, None)[0] for base in self.bases]
         marks = [frame_of(frame)["id"].split(":")[0] for frame in newest]
+        if marks[0] == "0":
+            self.failures.append((STREAM, "the chain has not forked"))
         first = json.loads(self.get(self.bases[0], "/v1/blocks/0")[2])["data"]["id"]
         replays = [self.events(base, f"{mark}:0:{first}", tip) for base, mark in zip(self.bases, marks)]
-        for what, (ours, theirs) in (("the newest event", [[one] for one in newest]), ("the replay", replays)):
+        reorgs = [self.events(base, f"0:0:{first}", tip) for base in self.bases]
+        for what, (ours, theirs) in (
+            ("the newest event", [[one] for one in newest]),
+            ("the replay", replays),
+            ("the replay with all reorgs", reorgs),
+        ):
             differs = next((pair for pair in zip(ours, theirs) if pair[0] != pair[1]), None)
             if differs or len(ours) != len(theirs):
                 ours, theirs = differs or (f"{len(ours)} events", f"{len(theirs)} events")

@@ -358,6 +358,64 @@ async fn f04_evm_hashes_are_looked_up_and_their_lookups_mended_both_ways() {
     assert_eq!(find(last.hash.0, all).await, [place(last.height, last.flow_tx_index)]);
 }
 
+#[tokio::test]
+async fn i06_lookups_of_evm_transactions_without_rows_are_taken_out_of_the_way_of_appends_and_fills() {
+    let Some(db) = pg::database().await else { return };
+    let store = begun(PgRawOptions { partitions: PartitionSizes::all(2_000), ..options(&db) }).await;
+    let (blocks, ledger) = generated(150);
+    let fence = store.acquire().await.expect("acquire").fence;
+    let all = HeightRange::new(blocks[0].facts.height, Height(5_000));
+    let (stored, coming) = blocks.split_at(100);
+    let from = coming[0].facts.height;
+    let count = "SELECT count(*) FROM raw.evm_lookup";
+    store.append(fence, batch(&blocks)).await.expect("appends");
+    let clean = number(store.pool(), count).await;
+    let above = format!("SELECT count(*) FROM raw.evm_lookup WHERE height >= {from}");
+    assert!(number(store.pool(), &above).await > 0, "some of them lie above the common block");
+    db.sql(&format!("CREATE TABLE public.kept AS SELECT * FROM raw.evm_lookup WHERE height >= {from}")).await;
+    let assert_is_whole = async || {
+        assert_eq!(number(store.pool(), count).await, clean);
+        assert_eq!(store.repair_lookups(all).await.expect("looks"), Repaired::default());
+        assert_eq!(store.repair_lookups_above_head().await.expect("looks"), 0);
+        assert_eq!(store.audit_evm_lookups(all, 100).await.expect("looks"), []);
+    };
+    let take_back = async || {
+        let common = stored[stored.len() - 1].block_ref();
+        store
+            .rollback(fence, Rollback { common, max_depth: 100, decided_at_ms: 0 })
+            .await
+            .expect("rolls back");
+        while store.purge_step(fence, 30).await.expect("purges") != PurgeProgress::Done {}
+        db.sql("INSERT INTO raw.evm_lookup SELECT * FROM public.kept").await;
+    };
+    take_back().await;
+    store.append(fence, batch(coming)).await.expect("appends");
+    assert_is_whole().await;
+
+    take_back().await;
+    let stop = coming[coming.len() - 1].facts.height.next();
+    let claimed = store.claim_range("w", 60_000, 1_000_000, stop).await.expect("claims");
+    store.fill(&claimed.expect("a range"), coming.to_vec(), 60_000).await.expect("fills");
+    store.advance(fence).await.expect("advances");
+    assert_is_whole().await;
+
+    // One that names a transaction that is there is nobody's to remove.
+    take_back().await;
+    let evm = ledger.evm_transactions.range(from.get()..).flat_map(|(_, of)| of).next().expect("one");
+    let hash = hex::encode(evm.hash.0);
+    db.sql(&format!(
+        "UPDATE raw.evm_lookup SET tx_id = '\\xabcd' WHERE evm_hash = decode('{hash}', 'hex');
+         INSERT INTO raw.transactions (block_height, transaction_index, event_count, status, id, sender)
+         VALUES ({}, 999, 0, 1, '\\xabcd', '\\x00')",
+        evm.height
+    ))
+    .await;
+    let refused = store.append(fence, batch(coming)).await.expect_err("two transactions claim one place");
+    assert!(refused.to_string().contains("evm_lookup_pkey"), "{refused}");
+    let kept = format!("SELECT count(*) FROM raw.evm_lookup WHERE evm_hash = decode('{hash}', 'hex')");
+    assert_eq!(number(store.pool(), &kept).await, 1);
+}
+
 /// Cut by its layout and put together again: body and receipts.
 fn again(block: &RawBlock) -> (Vec<u8>, Vec<u8>) {
     let slices = FlowLayout::new(Network::Emulator).slices(block).expect("a Flow block can be cut");

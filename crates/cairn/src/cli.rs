@@ -214,6 +214,15 @@ pub enum LeasesCommand {
         #[arg(value_parser = LeaseId::parse)]
         id: LeaseId,
     },
+    /// Take back what a worker did above its checkpoint, rows and ranges, so that it is derived anew: where a range stands on another fork than the one below it, or one was lost.
+    Reset {
+        /// Whose ranges.
+        #[arg(long, value_name = "NAME")]
+        worker: String,
+        /// All that begin at this height or above it.
+        #[arg(long, value_name = "HEIGHT")]
+        from: u64,
+    },
 }
 
 /// Which lease.
@@ -455,6 +464,9 @@ pub struct DemoArgs {
     /// Milliseconds between new blocks.
     #[arg(long, default_value_t = 2_000, value_name = "MS")]
     pub block_time_ms: u64,
+    /// Let the chain stand still at this height, and come to it block by block, each no sooner than the one before is stored: so the same forks are seen each time (for comparisons).
+    #[arg(long, value_name = "HEIGHT", conflicts_with = "exit_after_head")]
+    pub until: Option<u64>,
     /// End when the head is stored and derived; a halt is then an error at once (for scripts).
     #[arg(long)]
     pub exit_after_head: bool,

@@ -49,6 +49,13 @@ pub enum Operation {
         /// Which.
         id: LeaseId,
     },
+    /// `cairn leases reset`.
+    ResetLeases {
+        /// Whose.
+        worker: String,
+        /// From this height on.
+        from: u64,
+    },
     /// `cairn errors resolve`.
     ResolveErrors {
         /// Their numbers.
@@ -78,7 +85,7 @@ impl Operation {
         match self {
             RetryLease { id } | ReleaseLease { id } => matches!(id, LeaseId::Raw(_)),
             ResolveErrors { .. } | RetryError { .. } => true,
-            PauseWorker { .. } | ResumeWorker { .. } | Reindex { .. } => false,
+            PauseWorker { .. } | ResumeWorker { .. } | ResetLeases { .. } | Reindex { .. } => false,
         }
     }
 
@@ -96,6 +103,9 @@ impl fmt::Display for Operation {
             Operation::ResumeWorker { worker } => write!(f, "workers resume {}", worker.escape_debug()),
             Operation::RetryLease { id } => write!(f, "leases retry {id}"),
             Operation::ReleaseLease { id } => write!(f, "leases release {id}"),
+            Operation::ResetLeases { worker, from } => {
+                write!(f, "leases reset --worker {} --from {from}", worker.escape_debug())
+            }
             Operation::ResolveErrors { ids } => write!(f, "errors resolve, {} of them", ids.len()),
             Operation::RetryError { id, .. } => write!(f, "errors retry {id}"),
             Operation::Reindex { worker, from, to } => {
@@ -140,6 +150,9 @@ pub async fn perform(
         Operation::ResumeWorker { worker } => workers::pause(stores.app()?, worker, false).await,
         Operation::RetryLease { id } => leases::retry(stores, *id).await,
         Operation::ReleaseLease { id } => leases::release(stores, *id).await,
+        Operation::ResetLeases { worker, from } => {
+            leases::reset(config, stores.app()?, worker, Height(*from), stay).await
+        }
         Operation::ResolveErrors { ids } => errors::resolve(stores.raw()?, ids).await,
         Operation::RetryError { id, yes } => retry::retry(config, stores, *id, *yes, stay).await,
         Operation::Reindex { worker, from, to } => {

@@ -602,7 +602,20 @@ fn halts_of(
 ) -> rest::Halts {
     Arc::new(move || {
         let ingestion = status.as_ref().and_then(|status| status.borrow().halt.clone());
-        let derived = derived.as_ref().and_then(|derived| derived.borrow().halted.clone());
+        let (mut ranges, mut halted) = (Vec::new(), None);
+        if let Some(derived) = &derived {
+            let derived = derived.borrow();
+            halted = derived.halted.clone();
+            let range = |service: &str, height, code: &str| rest::Halt {
+                part: rest::HaltedPart::Range,
+                service: Some(service.to_owned()),
+                height: Some(height),
+                code: code.to_owned(),
+            };
+            ranges.extend(derived.seams.iter().map(|seam| range(&seam.service, seam.at, "range-seam")));
+            let gaps = derived.open_gaps.iter();
+            ranges.extend(gaps.map(|gap| range(&gap.service, gap.missing.start(), "range-lost")));
+        }
         let of = |part, halt: Halt| rest::Halt {
             part,
             service: halt.service.map(str::to_owned),
@@ -610,7 +623,8 @@ fn halts_of(
             code: halt.code.to_owned(),
         };
         let ingestion = ingestion.map(|halt| of(rest::HaltedPart::Ingestion, halt));
-        ingestion.into_iter().chain(derived.map(|halt| of(rest::HaltedPart::Derived, halt))).collect()
+        let halted = halted.map(|halt| of(rest::HaltedPart::Derived, halt));
+        ingestion.into_iter().chain(halted).chain(ranges).collect()
     })
 }
 

@@ -50,6 +50,11 @@ pub trait RawStore: IngestStore + ErrorLog + RawDump {
     /// Makes the lookups of these heights what the rows say, and names the heights whose rows don't fit their block's counts.
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError>;
 
+    /// Removes lookups above the head that no row stands behind; says how many. None where lookups aren't rows.
+    async fn repair_lookups_above_head(&self) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
     /// Makes the lookups of EVM transactions inside transactions what the blocks say, which are read whole; nothing where a store has none.
     async fn repair_evm_lookups(&self, _range: HeightRange) -> Result<RepairedLookups, StoreError> {
         Ok(RepairedLookups::default())
@@ -134,6 +139,10 @@ impl RawStore for PgRawStore {
 
     async fn repair_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {
         Ok(PgRawStore::repair_lookups(self, range).await?.into())
+    }
+
+    async fn repair_lookups_above_head(&self) -> Result<u64, StoreError> {
+        PgRawStore::repair_lookups_above_head(self).await
     }
 
     async fn repair_evm_lookups(&self, range: HeightRange) -> Result<RepairedLookups, StoreError> {

@@ -12,7 +12,7 @@ use cairn_store::derived::{
     ApplyProgress, Catalog, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint,
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedSnapshot, DerivedWriter, ErrorFilter, ErrorLog,
     ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LeaseStatus, LoggedError, NewError, Quarantined,
-    ReadMark, Rebuild, RebuildRequest, ReorgApplier, Repairs, Row, Scan, ScanPage, WorkerLease,
+    ReadMark, Rebuild, RebuildRequest, ReorgApplier, Repairs, Row, Scan, ScanPage, TakenBack, WorkerLease,
 };
 use cairn_store::{Dump, ReorgEntry, ReorgMark, Result, StoreError};
 
@@ -112,6 +112,9 @@ bugs!(
     RebuildsAreNeverOver,
     RebuildsForgetThePause,
     RebuildsLeaveWhoAsksAtIt,
+    TakeBackIsUnbounded,
+    TakeBackDoesNothing,
+    TakeBackTakesWhatIsDerived,
     PruneIsUnbounded,
     DeleteCountsEveryKey,
     MaintainDeletes,
@@ -569,6 +572,23 @@ impl DerivedMaintenance for Buggy {
         let max_rows = if self.has(Bug::ResetIsUnbounded) { usize::MAX } else { max_rows };
         let more = self.inner.reset_step(service, max_rows).await?;
         Ok(more && !self.has(Bug::ResetIsDoneTooEarly))
+    }
+
+    async fn take_back_step(
+        &self,
+        service: &str,
+        from: Height,
+        max_rows: usize,
+    ) -> Result<Option<TakenBack>> {
+        let max_rows = if self.has(Bug::TakeBackIsUnbounded) { usize::MAX } else { max_rows };
+        if self.has(Bug::TakeBackDoesNothing) {
+            return Ok(None);
+        }
+        let taken = self.inner.take_back_step(service, from, max_rows).await;
+        match taken {
+            Err(StoreError::Invalid(_)) if self.has(Bug::TakeBackTakesWhatIsDerived) => Ok(None),
+            taken => taken,
+        }
     }
 
     async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64> {

@@ -63,7 +63,7 @@ pub(crate) struct StatusHalt {
     pub worker: Option<String>,
     /// The height that it stands at; null where that isn't known.
     pub height: Option<Num>,
-    /// Why, in a word; `range-failed` for ranges.
+    /// Why, in a word; for ranges `range-failed`, `range-seam` (it stands on another fork than the one below it) or `range-lost`.
     pub code: String,
 }
 

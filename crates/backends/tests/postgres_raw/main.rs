@@ -10,6 +10,7 @@ mod partitions;
 mod pools;
 mod processes;
 mod repair;
+mod stale_lookups;
 
 use std::sync::Arc;
 

@@ -58,7 +58,8 @@ pub async fn demo(file: Option<&Path>, args: &DemoArgs) -> anyhow::Result<()> {
     let live = LiveOptions {
         start_height: args.blocks,
         block_time_ms: args.block_time_ms.max(1),
-        until_height: args.exit_after_head.then_some(args.blocks),
+        until_height: args.until.or(args.exit_after_head.then_some(args.blocks)),
+        in_steps: args.until.is_some(),
         ..LiveOptions::default()
     };
     let chain_id = chain.chain_id();

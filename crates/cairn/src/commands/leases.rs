@@ -4,16 +4,17 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 use cairn_pipeline::ingest::RAW_SERVICE;
 use cairn_store::derived::{LeaseFilter, LeaseStatus, WorkerLease};
 use cairn_store::{RawLease, RawLeaseState};
 
 use crate::cli::{LeaseId, LeasesArgs, LeasesCommand};
+use crate::commands::reindex::{self, RESET_ROWS, Stay};
 use crate::config::{self, Config, Overrides};
 use crate::operators::{self, Operation, Stores};
 use crate::output::more;
-use crate::stores::{self, Access};
+use crate::stores::{self, Access, AppStore};
 use crate::{derive, output};
 
 /// The name under which ranges of blocks are listed.
@@ -36,6 +37,10 @@ pub async fn leases(file: Option<&Path>, args: &LeasesArgs) -> anyhow::Result<()
         LeasesCommand::Retry { id } => operators::carry_out(&config, Operation::RetryLease { id: *id }).await,
         LeasesCommand::Release { id } => {
             operators::carry_out(&config, Operation::ReleaseLease { id: *id }).await
+        }
+        LeasesCommand::Reset { worker, from } => {
+            let operation = Operation::ResetLeases { worker: worker.clone(), from: *from };
+            operators::carry_out(&config, operation).await
         }
     }
 }
@@ -60,6 +65,48 @@ pub async fn release(stores: &Stores, id: LeaseId) -> anyhow::Result<String> {
         LeaseId::Derived(id) => stores.app()?.release_lease(id).await?.map(|lease| Line::of_derived(&lease)),
     };
     tell(found, id, "ACTIVE")
+}
+
+/// Takes back what a worker did from a height above its checkpoint on; what there is to say. Who is cut short is told how to go on.
+pub async fn reset(
+    config: &Config,
+    app: &dyn AppStore,
+    worker: &str,
+    from: Height,
+    stay: &Stay,
+) -> anyhow::Result<String> {
+    if !reindex::takes_ranges(config, worker)? {
+        bail!("{worker} folds from the beginning: `cairn reindex --worker {worker}` lets it begin anew");
+    }
+    let (mut heights, mut ranges, mut rows): (Option<HeightRange>, u64, u64) = (None, 0, 0);
+    let mut is_left = false;
+    while !is_left {
+        let taken = match (app.take_back_step(worker, from, RESET_ROWS).await, heights) {
+            (Ok(Some(taken)), _) => taken,
+            (Ok(None), _) => break,
+            (Err(error), None) => return Err(error.into()),
+            (Err(error), Some(heights)) => {
+                return Err(anyhow::Error::from(error).context(format!(
+                    "{worker}: heights {heights} are taken back so far; ask again, which goes on"
+                )));
+            }
+        };
+        heights = Some(heights.map_or(taken.heights, |before| {
+            HeightRange::new(before.start(), before.end().max(taken.heights.end()))
+        }));
+        (ranges, rows) = (ranges + u64::from(taken.is_whole), rows + taken.rows);
+        is_left = stay.is_over();
+    }
+    let Some(heights) = heights else {
+        bail!(
+            "{worker} has no range that begins at height {from} or above; `cairn leases list --worker {worker}` shows them"
+        )
+    };
+    let more = match is_left {
+        true => "; there may be more above: ask again, which goes on\n",
+        false => ", to be derived anew\n",
+    };
+    Ok(format!("{worker}: heights {heights} are taken back ({ranges} ranges, {rows} rows){more}"))
 }
 
 fn tell(found: Option<Line>, id: LeaseId, demanded: &str) -> anyhow::Result<String> {

@@ -27,7 +27,7 @@ use crate::operators::{self, Operation};
 use crate::stores::AppStore;
 
 /// Rows deleted in one transaction when a worker begins anew.
-const RESET_ROWS: usize = 20_000;
+pub const RESET_ROWS: usize = 20_000;
 /// The most leases of a worker that are looked at for its first height.
 const MAX_LEASES: usize = 100_000;
 /// Leases that are read at once.
@@ -71,7 +71,8 @@ impl Stay {
         Stay { until: None, stop }
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether whoever asked goes now.
+    pub fn is_over(&self) -> bool {
         self.stop.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
     }
 

@@ -1,6 +1,6 @@
 //! The raw store's part of a repair.
 //!
-//! In this order: lookups are made what the rows say, and blocks whose counts disagree are named (of logs too, where a block that says it has none
+//! In this order: lookups are made what the rows say (above the head those without a row go), and blocks whose counts disagree are named (of logs too, where a block that says it has none
 //! has receipts, which are read), over all of the range; in the part that is looked at in full, lookups of EVM transactions
 //! inside transactions are made what the blocks say, and blocks are held against their own hashes and their index entries; what is damaged is fetched from the node, verified as any other block, and
 //! written; index entries that are still wrong are made anew; and what was damaged is looked at once more.
@@ -63,6 +63,12 @@ pub async fn repair(
             report.name(format!("height {height}: the block says that it has no logs, its receipts don't"));
             blocks.insert(height);
         }
+    }
+    // Whatever the range is: these stand in the way of what comes.
+    let removed = store.repair_lookups_above_head().await?;
+    report.lookups_removed += removed;
+    if removed > 0 {
+        report.name(format!("above the head: {removed} lookups removed"));
     }
     for step in full.chunks(STEP_HEIGHTS.0) {
         // Blocks that can't be read are the audit's to name.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use cairn_core::ErrorKind;
 use cairn_store::StoreError;
+use cairn_store::derived::{LeaseGap, rules};
 use tokio::time::{Instant, sleep_until};
 
 use super::context::Context;
@@ -71,9 +72,12 @@ pub(super) async fn repair_checkpoints(context: &Context) -> Result<(), StoreErr
             at = %alarm.at,
             last_id = %alarm.last_id,
             first_parent = %alarm.first_parent,
-            "CRITICAL: two ranges lie side by side on different forks; the checkpoint stops there. `cairn reindex` the upper one"
+            "CRITICAL: two ranges lie side by side on different forks; the checkpoint stops there. `cairn leases reset --worker {} --from {}` takes the upper one back, and all above it, to be derived anew",
+            alarm.service,
+            alarm.at
         );
     }
+    context.board.seams(repairs.alarms);
     for service in &repairs.rebuilt {
         tracing::info!(service, "a worker that began anew is where it was before: it is shown again");
     }
@@ -109,11 +113,39 @@ pub(super) async fn reap_expired(context: &Context) -> Result<(), StoreError> {
 
 async fn look(context: &Context) -> Result<(), StoreError> {
     let gaps = context.app.lease_gaps(NAMED).await?;
+    let snapshot = context.app.snapshot().await?;
+    let mut open = Vec::new();
     for gap in &gaps {
-        tracing::warn!(service = gap.service, missing = %gap.missing, "no lease covers these heights");
+        let LeaseGap { service, missing } = gap;
+        if snapshot.checkpoint(service).is_some_and(|checkpoint| checkpoint.next >= missing.end()) {
+            tracing::warn!(
+                service,
+                %missing,
+                "no lease covers these heights: it is lost, and the checkpoint above them says that they are derived. Where that is doubted, `cairn reindex --worker {service}` makes them again"
+            );
+            continue;
+        }
+        tracing::error!(
+            service,
+            %missing,
+            "CRITICAL: no lease covers these heights, and the checkpoint stops there. `cairn leases reset --worker {service} --from {}` takes back what lies above them, and both are derived anew",
+            missing.end()
+        );
+        open.push(gap.clone());
     }
+    drop(snapshot);
     let dead = context.app.dead_leases(NAMED).await?;
-    for lease in &dead {
+    let (taken_back, failed): (Vec<_>, Vec<_>) = dead.iter().partition(|lease| rules::is_taken_back(lease));
+    for lease in taken_back {
+        tracing::error!(
+            lease = lease.id,
+            service = lease.service,
+            range = %lease.range,
+            "CRITICAL: a range blocks its checkpoint: {}",
+            lease.last_error
+        );
+    }
+    for lease in failed {
         tracing::error!(
             lease = lease.id,
             service = lease.service,
@@ -132,6 +164,7 @@ async fn look(context: &Context) -> Result<(), StoreError> {
     metrics::gauge!("cairn_dead_leases").set(dead.len() as f64);
     context.board.update(|status| {
         status.lease_gaps = gaps.len() as u64;
+        status.open_gaps = open;
         status.dead_leases = dead.len() as u64;
     });
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::DerivedCheckpoint;
+use cairn_store::derived::{DerivedCheckpoint, LeaseGap, SeamAlarm};
 use tokio::sync::watch;
 
 pub use crate::status::Halt;
@@ -51,6 +51,10 @@ pub struct DeriveStatus {
     pub dead_leases: u64,
     /// Gaps in lease coverage as last counted.
     pub lease_gaps: u64,
+    /// Of those, the ones at which a checkpoint stands still or will: above it.
+    pub open_gaps: Vec<LeaseGap>,
+    /// Where ranges lie side by side on different forks, as last seen.
+    pub seams: Vec<SeamAlarm>,
     /// Stopped for good, and why.
     pub halted: Option<Halt>,
 }
@@ -87,6 +91,15 @@ impl DeriveBoard {
 
     pub(super) fn update(&self, change: impl FnOnce(&mut DeriveStatus)) {
         self.sender.send_modify(change);
+    }
+
+    /// Where ranges lie side by side on different forks now.
+    pub(super) fn seams(&self, seams: Vec<SeamAlarm>) {
+        self.sender.send_if_modified(|status| {
+            let is_new = status.seams != seams;
+            status.seams = seams;
+            is_new
+        });
     }
 
     /// Stopped for good. What was said first stays: who met it knows more than who hears of it.

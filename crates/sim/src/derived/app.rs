@@ -13,7 +13,7 @@ use cairn_store::derived::memory::MemoryDerived;
 use cairn_store::derived::{
     ApplyProgress, ChunkCommit, ClaimRequest, Committed, Coordinator, DerivedCheckpoint, DerivedMaintenance,
     DerivedReader, DerivedSnapshot, DerivedWriter, ForkState, Key, LeaseEnd, LeaseGap, Rebuild,
-    RebuildRequest, ReorgApplier, Repairs, WorkerLease,
+    RebuildRequest, ReorgApplier, Repairs, TakenBack, WorkerLease,
 };
 use cairn_store::{ReorgEntry, ReorgMark, Result, StoreError};
 use tokio::sync::Notify;
@@ -286,6 +286,20 @@ impl DerivedMaintenance for FaultyApp {
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
         let service = service.to_owned();
         self.verb("reset_step", move |app| async move { app.reset_step(&service, max_rows).await }).await
+    }
+
+    async fn take_back_step(
+        &self,
+        service: &str,
+        from: Height,
+        max_rows: usize,
+    ) -> Result<Option<TakenBack>> {
+        let service = service.to_owned();
+        self.verb(
+            "take_back_step",
+            move |app| async move { app.take_back_step(&service, from, max_rows).await },
+        )
+        .await
     }
 
     async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64> {

@@ -46,7 +46,7 @@ pub use table::{
 pub use value::{ColumnType, SUM_BYTES, Sum, U256, Value};
 pub use writer::{
     ApplyProgress, ChunkCommit, Committed, Coordinator, DerivedMaintenance, DerivedWriter, ReorgApplier,
-    Repairs, SeamAlarm, StateRow, StateRows, TableRows,
+    Repairs, SeamAlarm, StateRow, StateRows, TableRows, TakenBack,
 };
 
 /// Everything that the pipeline needs of an app store.

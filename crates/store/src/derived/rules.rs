@@ -9,9 +9,9 @@ use std::sync::Arc;
 use cairn_core::{BlockId, BlockRef, Fence, Height, HeightRange};
 
 use super::fork::{DerivedCheckpoint, ForkMark, ForkState};
-use super::lease::{ClaimRequest, LeaseKind, LeaseStatus, MAX_ERROR_BYTES, WorkerLease};
+use super::lease::{ClaimRequest, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES, WorkerLease};
 use super::row::{Key, Row};
-use super::table::{Catalog, Table, TableClass};
+use super::table::{Catalog, Table, TableClass, TableDef};
 use super::writer::{ChunkCommit, SeamAlarm, StateRow};
 use crate::{ReorgEntry, ReorgMark, Result, StoreError};
 
@@ -470,6 +470,60 @@ pub fn left_behind(mut lease: WorkerLease, how: &str) -> WorkerLease {
     }
     lease.last_error = shortened(&format!("{} {how}", lease.owner), MAX_ERROR_BYTES);
     lease
+}
+
+/// What [`super::DerivedMaintenance::take_back_step`] demands before it looks for a lease; `defs` are the store's tables.
+pub fn demand_take_back<'a>(
+    defs: impl IntoIterator<Item = &'a TableDef>,
+    checkpoint: &DerivedCheckpoint,
+    from: Height,
+    max_rows: usize,
+) -> Result<()> {
+    let service = &checkpoint.service;
+    let invalid = |what: String| Err(StoreError::Invalid(what));
+    if max_rows == 0 {
+        return invalid("take_back_step: max_rows is 0; nothing would ever be deleted".into());
+    }
+    if defs.into_iter().any(|def| def.service == service && def.class == TableClass::State) {
+        return invalid(format!("{service} folds, and has nothing above its checkpoint; let it begin anew"));
+    }
+    if from < checkpoint.next {
+        return invalid(format!(
+            "{service} has derived everything below height {}: heights from there on can be taken back, those below be made again by a reindex",
+            checkpoint.next
+        ));
+    }
+    Ok(())
+}
+
+/// A lease of which some rows are deleted already: nothing of it counts, and nobody gets it until the rest is gone, and it with them.
+pub fn taken_back(mut lease: WorkerLease) -> WorkerLease {
+    let start = lease.range.start();
+    (lease.done_to, lease.claimed_done_to) = (start, start);
+    (lease.last_id, lease.first_parent) = (None, None);
+    lease.attempt = MAX_ATTEMPTS;
+    lease.last_error = format!(
+        "{TAKEN_BACK}; `cairn leases reset --worker {} --from {start}` goes on with it",
+        lease.service
+    );
+    lease
+}
+
+const TAKEN_BACK: &str = "it is being taken back";
+
+/// Whether a lease is one of [`taken_back`].
+pub fn is_taken_back(lease: &WorkerLease) -> bool {
+    lease.is_dead() && lease.last_error.starts_with(TAKEN_BACK)
+}
+
+/// The heights whose rows go with a lease that is taken back: down to where the lease below it ends, or to the checkpoint.
+pub fn heights_taken_back(
+    checkpoint: &DerivedCheckpoint,
+    below: Option<Height>,
+    lease: &WorkerLease,
+) -> HeightRange {
+    let from = below.unwrap_or(checkpoint.next).max(checkpoint.next).min(lease.range.start());
+    HeightRange::new(from, lease.range.end())
 }
 
 /// How a lease was found that ran out.

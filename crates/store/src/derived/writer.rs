@@ -197,6 +197,17 @@ pub struct SeamAlarm {
     pub first_parent: BlockId,
 }
 
+/// What one step took back of what a service did above its checkpoint: [`DerivedMaintenance::take_back_step`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenBack {
+    /// The heights whose rows go: those of the lease, and those below it that no lease covers.
+    pub heights: HeightRange,
+    /// How many event rows went in this step.
+    pub rows: u64,
+    /// Whether the lease is gone too: none of its rows is left.
+    pub is_whole: bool,
+}
+
 /// How far an entry has been applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyProgress {
@@ -252,6 +263,16 @@ pub trait DerivedMaintenance: Send + Sync {
     /// nothing registers it where it begins, in the same transaction, and answers `false`, as does every call for a service of which nothing is to be deleted: it changes
     /// nothing. Anybody may take the steps, at once too, and go on where others ended.
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool>;
+
+    /// Takes back what a service did above its checkpoint, so that it is done anew (gate: exclusive): of its leases of kind `Index` the lowest that begins at or above `from`, with the event rows and
+    /// quarantined heights of its heights, and of those between it and the lease below, which may have been some lost lease's. About `max_rows` rows go at a call, from the top; a lease of which
+    /// some are left is nobody's meanwhile ([`super::rules::taken_back`]), and goes with the last of them. Answers and content stay, as where a range of them is asked about again. `None`: no lease
+    /// begins there.
+    ///
+    /// From the lowest up: what is taken back is claimed again only when the last one above it is gone, and what is broken off leaves heights that [`Coordinator::lease_gaps`] names.
+    /// A height that is derived already is [`crate::StoreError::Invalid`], and so is a service that folds, which did nothing above its checkpoint.
+    async fn take_back_step(&self, service: &str, from: Height, max_rows: usize)
+    -> Result<Option<TakenBack>>;
 
     /// Deletes undo rows below `finalized`, at most `max_rows`; returns how many.
     async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64>;

@@ -2,13 +2,16 @@
 
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::{DerivedMaintenance, Key, Rebuild, RebuildRequest, TableClass};
+use cairn_store::derived::{
+    DerivedMaintenance, Key, LeaseStatus, Rebuild, RebuildRequest, TableClass, TakenBack, rules,
+};
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
 
 use super::apply::{by_index, delete_from_top, delete_keys, demand_whole_catalog};
+use super::coordinate::unknown_service;
 use super::fault::Fault;
-use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
+use super::lease::{CHECKPOINT_COLUMNS, LEASE_COLUMNS, checkpoint_of, column, lease_of};
 use super::tx::{Gate, Tx};
 use super::{PgDerived, Shared, int, int_of, partitions, quarantined, rebuilds};
 
@@ -44,6 +47,15 @@ impl DerivedMaintenance for PgDerived {
             ));
         }
         self.shared.rerun(|| reset(&self.shared, service, max_rows).boxed()).await
+    }
+
+    async fn take_back_step(
+        &self,
+        service: &str,
+        from: Height,
+        max_rows: usize,
+    ) -> Result<Option<TakenBack>> {
+        self.shared.rerun(|| take_back(&self.shared, service, from, max_rows).boxed()).await
     }
 
     async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64> {
@@ -107,6 +119,68 @@ async fn delete_leases(tx: &Tx<'_>, service: &str, limit: u64) -> Faulty<u64> {
     let sql = "DELETE FROM app.worker_leases WHERE id = ANY (ARRAY(
          SELECT id FROM app.worker_leases WHERE worker_type = $1 ORDER BY id LIMIT $2))";
     tx.execute(sql, &[&service, &int_of(limit)]).await
+}
+
+async fn take_back(
+    shared: &Shared,
+    service: &str,
+    from: Height,
+    max_rows: usize,
+) -> Faulty<Option<TakenBack>> {
+    const BELOW: &str = "SELECT to_height FROM app.worker_leases
+         WHERE worker_type = $1 AND kind = 'index' AND from_height < $2 ORDER BY from_height DESC LIMIT 1";
+    let lowest = format!(
+        "SELECT {LEASE_COLUMNS} FROM app.worker_leases
+         WHERE worker_type = $1 AND kind = 'index' AND from_height >= $2 ORDER BY from_height LIMIT 1 FOR UPDATE"
+    );
+    let tx = shared.begin(Gate::Exclusive).await?;
+    let Some(checkpoint) = tx.checkpoint(service, false).await? else {
+        return Err(unknown_service(service).into());
+    };
+    let defs = shared.tables.iter().map(|table| table.table.def());
+    rules::demand_take_back(defs, &checkpoint, from, max_rows)?;
+    // What this program doesn't know of would stay.
+    demand_whole_catalog(&tx).await?;
+    let lease = tx.query_opt(&lowest, &[&service, &int(from)]).await?;
+    let Some(lease) = lease.as_ref().map(lease_of).transpose()? else { return Ok(None) };
+    let below = tx.query_opt(BELOW, &[&service, &int(lease.range.start())]).await?;
+    let below: Option<i64> = below.map(|row| column(&row, 0)).transpose()?;
+    let below = below.map(|to| Height(to.unsigned_abs()));
+    let heights = rules::heights_taken_back(&checkpoint, below, &lease);
+    by_index(&tx).await?;
+    let (mut left, mut rows) = (max_rows as u64, 0);
+    for table in shared.tables.iter().filter(|table| table.table.def().service == service) {
+        let (TableClass::Events { .. }, Some(height)) = (table.table.def().class, &table.height) else {
+            continue;
+        };
+        if left == 0 {
+            break;
+        }
+        // Whole blocks, as `delete_from_top` does it.
+        let delete = format!(
+            "DELETE FROM {0} WHERE {height} >= $1 AND {height} < $2 AND {height} >= coalesce(
+                 (SELECT {height} FROM {0} WHERE {height} >= $1 AND {height} < $2 ORDER BY {height} DESC OFFSET $3 LIMIT 1), $1)",
+            table.name
+        );
+        let ends: [crate::postgres::pool::Param<'_>; 3] =
+            [&int(heights.start()), &int(heights.end()), &int_of(left)];
+        let deleted = tx.execute(&delete, &ends).await?;
+        rows += deleted;
+        left = left.saturating_sub(deleted);
+    }
+    let is_whole = left > 0;
+    if is_whole {
+        quarantined::forget(&tx, service, heights).await?;
+        tx.execute("DELETE FROM app.worker_leases WHERE id = $1", &[&int_of(lease.id)]).await?;
+    } else {
+        let mut lease = rules::taken_back(lease);
+        lease.status = LeaseStatus::Failed;
+        lease.next_try_at_ms = tx.now_ms;
+        lease.fence = tx.next_fence().await?;
+        tx.write_lease(&lease).await?;
+    }
+    tx.commit("take_back_step").await?;
+    Ok(Some(TakenBack { heights, rows, is_whole }))
 }
 
 async fn prune(shared: &Shared, finalized: Height, max_rows: usize) -> Faulty<u64> {

@@ -19,19 +19,23 @@ pub(super) const ALL: &str = "SELECT height, service_name FROM app.quarantined_b
 /// What a commit says of its chunk's heights. A chunk that is done for the first time has none before it: they are forgotten where `done_to` is
 /// lowered.
 pub(super) async fn write(tx: &Tx<'_>, lease: &WorkerLease, commit: &ChunkCommit) -> Faulty<()> {
-    const FORGET: &str =
-        "DELETE FROM app.quarantined_blocks WHERE service_name = $1 AND height >= $2 AND height < $3";
     const REMEMBER: &str = "INSERT INTO app.quarantined_blocks (service_name, height)
          SELECT $1, height FROM unnest($2::bigint[]) height ON CONFLICT DO NOTHING";
     if lease.kind == LeaseKind::Reindex {
-        let chunk: HeightRange = commit.chunk;
-        tx.execute(FORGET, &[&lease.service, &int(chunk.start()), &int(chunk.end())]).await?;
+        forget(tx, &lease.service, commit.chunk).await?;
     }
     if !commit.quarantined.is_empty() {
         let heights: Vec<i64> = commit.quarantined.iter().map(|height| int(*height)).collect();
         tx.execute(REMEMBER, &[&lease.service, &heights]).await?;
     }
     Ok(())
+}
+
+/// Forgets those of a service in a range.
+pub(super) async fn forget(tx: &Tx<'_>, service: &str, range: HeightRange) -> Faulty<u64> {
+    const FORGET: &str =
+        "DELETE FROM app.quarantined_blocks WHERE service_name = $1 AND height >= $2 AND height < $3";
+    tx.execute(FORGET, &[&service, &int(range.start()), &int(range.end())]).await
 }
 
 /// Forgets those above the common block of a reorg.

@@ -16,7 +16,7 @@ use super::head::{self, Head, get_height, get_id_opt, get_u32, get_u64, sql};
 use super::rows::EncodedBatch;
 use super::tx::{FILL, Tx};
 use super::writer::{MAX_OFFLOADS, demand_finality, is_object_lost, make_live};
-use super::{PgRawStore, Shared, blocking, read, runs};
+use super::{PgRawStore, Shared, blocking, read, runs, stale};
 use crate::postgres::PgConn;
 use crate::postgres::error::{corrupt, db};
 
@@ -385,8 +385,12 @@ async fn fill(
     batch: &Arc<EncodedBatch>,
     ttl_ms: u64,
 ) -> Result<RawLease> {
+    if tx.was_refused_by_lookup() {
+        // Lookups are taken away under it, and it comes before the lease.
+        head::lock(tx).await?;
+    }
     let found = lock_lease(tx, held.range.start()).await?;
-    // The head as it was committed last; its lock is not taken.
+    // The head as it was committed last.
     let head = head::read(tx.conn()).await?;
     let mut row = demand_fence(head.last_fence, held, found)?;
     let lease = &mut row.lease;
@@ -433,6 +437,7 @@ async fn fill(
         lease.state = RawLeaseState::Completed;
     }
     make_live(tx, batch).await?;
+    stale::make_way(tx, batch).await?;
     batch.write(tx, &stored).await?;
     row.write(tx).await?;
     Ok(row.lease)

@@ -42,6 +42,7 @@ mod runs;
 mod schema;
 mod scripts;
 mod snapshot;
+mod stale;
 mod tx;
 mod view;
 mod writer;

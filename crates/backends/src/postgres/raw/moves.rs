@@ -9,7 +9,7 @@ use super::tx::Tx;
 use super::{head, read};
 
 /// A plan that walks a whole table is never right here, however little the server knows of its tables yet.
-const BY_INDEX: &str =
+pub(super) const BY_INDEX: &str =
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
 /// Copies the rows of `range` into the orphan tables.

@@ -1,7 +1,7 @@
 //! Repair: lookups against rows, both ways, and rows that are gone written again. Beside the append path, which needs no conflict handling.
 //!
 //! Each change is a short transaction under the head's lock, without its fence: it may run in another process than the ingester, changes nothing that a
-//! reader may not see already, and works on canonical heights alone. What takes long, looking, takes no lock. The caller bounds the range.
+//! reader may not see already, and works on canonical heights; above them it only takes lookups away that no row stands behind. What takes long, looking, takes no lock. The caller bounds the range.
 
 use std::sync::Arc;
 
@@ -48,6 +48,12 @@ impl PgRawStore {
         demand_bounded(range)?;
         self.shared.demand_writable()?;
         repair_lookups::run(&self.shared, range).await
+    }
+
+    /// Removes lookups above the head that no row stands behind: what is left of damage, and in the way of the blocks that come. Says how many.
+    pub async fn repair_lookups_above_head(&self) -> Result<u64> {
+        self.shared.demand_writable()?;
+        repair_lookups::run_above_head(&self.shared).await
     }
 
     /// Writes the rows of a canonical block again, which was fetched and verified: its id has to be the stored one, or fit between its stored

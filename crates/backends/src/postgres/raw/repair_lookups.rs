@@ -1,5 +1,7 @@
 //! Lookups held against rows, both ways.
 //!
+//! Above the head, where fills write, lookups are held against rows one way: those without a row go, since they would be in the way of the blocks that come.
+//!
 //! Looking takes as long as it takes, in a snapshot, and locks nothing: appends go on beside it (law 1). What differs is looked at again and mended in short
 //! transactions under the head's lock, by key, so that a reorg in between changes nothing but how little is left to do.
 
@@ -7,14 +9,16 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::Result;
 use tokio_postgres::Row;
 
-use super::Shared;
 use super::head::{self, get_height, sql};
 use super::repair::Repaired;
+use super::{Shared, read};
 use crate::postgres::error::db;
 use crate::postgres::{Isolation, PgConn};
 
 /// Heights whose lookups are written in one transaction, at most.
 const HEIGHTS_AT_ONCE: usize = 200;
+/// Heights above the head that are looked at in one go.
+const ABOVE_STEP_HEIGHTS: u64 = 1_000;
 /// Lookups that are removed in one transaction, at most.
 const KEYS_AT_ONCE: usize = 2_000;
 /// Lookups of one table that one look names, at most; the rest is found by the next look.
@@ -24,14 +28,15 @@ const MAX_KEYS: i64 = 100_000;
 struct Lookups {
     /// Keys (id, height, index) that have no row, `LIMIT $3`.
     without_row: &'static str,
-    /// Removes those of them, as arrays, that lie in the chain and still have none.
+    /// Removes those of them, as arrays, that still have none.
     remove: &'static str,
 }
 
 static LOOKUPS: [Lookups; 3] = [
     Lookups {
         without_row: "SELECT l.id, l.height, 0::bigint FROM raw.block_lookup l WHERE l.height >= $1 AND l.height < $2 \
-             AND NOT EXISTS (SELECT FROM raw.blocks b WHERE b.height = l.height AND b.id = l.id) ORDER BY 1, 2, 3 LIMIT $3",
+             AND NOT EXISTS (SELECT FROM raw.blocks b WHERE b.height = l.height AND b.id = l.id \
+               AND b.height >= $1 AND b.height < $2) ORDER BY 1, 2, 3 LIMIT $3",
         remove: "DELETE FROM raw.block_lookup l USING unnest($3::bytea[], $4::bigint[], $5::bigint[]) AS w (id, height, place) \
              WHERE l.id = w.id AND l.height = w.height AND l.height >= $1 AND l.height < $2 \
              AND NOT EXISTS (SELECT FROM raw.blocks b WHERE b.height = l.height AND b.id = l.id)",
@@ -40,7 +45,8 @@ static LOOKUPS: [Lookups; 3] = [
         without_row: "SELECT l.id, l.block_height, l.tx_index::bigint FROM raw.tx_lookup l \
              WHERE l.block_height >= $1 AND l.block_height < $2 AND NOT EXISTS ( \
                SELECT FROM raw.transactions t WHERE t.block_height = l.block_height AND t.id = l.id \
-                 AND t.transaction_index = l.tx_index) ORDER BY 1, 2, 3 LIMIT $3",
+                 AND t.transaction_index = l.tx_index AND t.block_height >= $1 AND t.block_height < $2) \
+             ORDER BY 1, 2, 3 LIMIT $3",
         remove: "DELETE FROM raw.tx_lookup l USING unnest($3::bytea[], $4::bigint[], $5::bigint[]) AS w (id, height, place) \
              WHERE l.id = w.id AND l.block_height = w.height AND l.tx_index = w.place \
              AND l.block_height >= $1 AND l.block_height < $2 AND NOT EXISTS ( \
@@ -50,7 +56,8 @@ static LOOKUPS: [Lookups; 3] = [
     Lookups {
         without_row: "SELECT l.evm_hash, l.height, l.evm_index::bigint FROM raw.evm_lookup l \
              WHERE l.height >= $1 AND l.height < $2 AND NOT EXISTS ( \
-               SELECT FROM raw.transactions t WHERE t.block_height = l.height AND t.id = l.tx_id) ORDER BY 1, 2, 3 LIMIT $3",
+               SELECT FROM raw.transactions t WHERE t.block_height = l.height AND t.id = l.tx_id \
+                 AND t.block_height >= $1 AND t.block_height < $2) ORDER BY 1, 2, 3 LIMIT $3",
         remove: "DELETE FROM raw.evm_lookup l USING unnest($3::bytea[], $4::bigint[], $5::bigint[]) AS w (id, height, place) \
              WHERE l.evm_hash = w.id AND l.height = w.height AND l.evm_index = w.place \
              AND l.height >= $1 AND l.height < $2 AND NOT EXISTS ( \
@@ -100,14 +107,19 @@ const SILENT: &str = "SELECT height FROM raw.blocks WHERE height >= $1 AND heigh
      AND receipts_bytes > 0 ORDER BY 1";
 
 /// What one look found.
-#[derive(Default)]
 struct Found {
-    /// By table of [`LOOKUPS`].
-    without_row: [Vec<(Vec<u8>, i64, i64)>; 3],
+    without_row: WithoutRow,
     unwritten: Vec<i64>,
     damaged: Vec<Height>,
     silent: Vec<Height>,
-    /// Whether there may be more lookups without a row.
+}
+
+/// Lookups without a row.
+#[derive(Default)]
+struct WithoutRow {
+    /// By table of [`LOOKUPS`].
+    keys: [Vec<(Vec<u8>, i64, i64)>; 3],
+    /// Whether there may be more.
     is_cut: bool,
 }
 
@@ -116,17 +128,13 @@ pub(super) async fn run(shared: &Shared, range: HeightRange) -> Result<Repaired>
     let mut repaired = Repaired::default();
     loop {
         let found = look(shared, range).await?;
-        let removed = repaired.lookups_removed;
-        for (lookups, keys) in LOOKUPS.iter().zip(&found.without_row) {
-            for keys in keys.chunks(KEYS_AT_ONCE) {
-                repaired.lookups_removed += remove(shared, range, lookups, keys).await?;
-            }
-        }
+        let removed = remove_all(shared, range, &found.without_row).await?;
+        repaired.lookups_removed += removed;
         for heights in found.unwritten.chunks(HEIGHTS_AT_ONCE) {
             repaired.lookups_written += write(shared, range, heights).await?;
         }
         // A look that led to no removal is not worth another one.
-        if !found.is_cut || repaired.lookups_removed == removed {
+        if !found.without_row.is_cut || removed == 0 {
             repaired.damaged = found.damaged;
             repaired.silent = found.silent;
             return Ok(repaired);
@@ -134,13 +142,47 @@ pub(super) async fn run(shared: &Shared, range: HeightRange) -> Result<Repaired>
     }
 }
 
+/// Removes lookups above the head that have no row; says how many. Fills are walked in steps, and what lies above all of them is one step more, which is
+/// empty but for damage.
+pub(super) async fn run_above_head(shared: &Shared) -> Result<u64> {
+    let conn = shared.pool.begin(Isolation::Snapshot).await?;
+    let Some(tip) = head::read(&conn).await?.row.tip else { return Ok(0) };
+    let filled_to = read::last_height(&conn).await?.map_or(tip.height, |last| last.max(tip.height)).next();
+    drop(conn);
+    let filled = HeightRange::new(tip.height.next(), filled_to);
+    let beyond = HeightRange::new(filled_to, Height(u64::MAX));
+    let mut removed = 0;
+    for step in filled.chunks(ABOVE_STEP_HEIGHTS).chain([beyond]) {
+        loop {
+            let conn = shared.pool.begin(Isolation::Snapshot).await?;
+            let found = without_row(&conn, sql(step.start()), sql(step.end())).await?;
+            drop(conn);
+            let now = remove_all(shared, step, &found).await?;
+            removed += now;
+            if !found.is_cut || now == 0 {
+                break;
+            }
+        }
+    }
+    Ok(removed)
+}
+
 /// Bounded by the connection's own timeout of a statement.
 async fn look(shared: &Shared, range: HeightRange) -> Result<Found> {
     let conn = shared.pool.begin(Isolation::Snapshot).await?;
     let range = range.intersect(head::read(&conn).await?.row.range());
     let (from, to) = (sql(range.start()), sql(range.end()));
-    let mut found = Found::default();
-    for (lookups, keys) in LOOKUPS.iter().zip(&mut found.without_row) {
+    Ok(Found {
+        without_row: without_row(&conn, from, to).await?,
+        unwritten: heights(&conn, UNWRITTEN, from, to).await?.into_iter().map(sql).collect(),
+        damaged: heights(&conn, DAMAGED, from, to).await?,
+        silent: heights(&conn, SILENT, from, to).await?,
+    })
+}
+
+async fn without_row(conn: &PgConn, from: i64, to: i64) -> Result<WithoutRow> {
+    let mut found = WithoutRow::default();
+    for (lookups, keys) in LOOKUPS.iter().zip(&mut found.keys) {
         for row in conn.query(lookups.without_row, &[&from, &to, &MAX_KEYS]).await? {
             keys.push((
                 row.try_get(0).map_err(db)?,
@@ -150,9 +192,6 @@ async fn look(shared: &Shared, range: HeightRange) -> Result<Found> {
         }
         found.is_cut |= keys.len() as i64 == MAX_KEYS;
     }
-    found.unwritten = heights(&conn, UNWRITTEN, from, to).await?.into_iter().map(sql).collect();
-    found.damaged = heights(&conn, DAMAGED, from, to).await?;
-    found.silent = heights(&conn, SILENT, from, to).await?;
     Ok(found)
 }
 
@@ -161,6 +200,17 @@ async fn heights(conn: &PgConn, text: &str, from: i64, to: i64) -> Result<Vec<He
     rows.iter().map(|row: &Row| get_height(row, 0)).collect()
 }
 
+async fn remove_all(shared: &Shared, range: HeightRange, found: &WithoutRow) -> Result<u64> {
+    let mut removed = 0;
+    for (lookups, keys) in LOOKUPS.iter().zip(&found.keys) {
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            removed += remove(shared, range, lookups, keys).await?;
+        }
+    }
+    Ok(removed)
+}
+
+/// Also above the head, should it have moved: that a lookup has no row is all that counts.
 async fn remove(
     shared: &Shared,
     range: HeightRange,
@@ -174,7 +224,7 @@ async fn remove(
         .commit("repair_lookups", |tx| {
             let (ids, heights, places) = (ids.clone(), heights.clone(), places.clone());
             Box::pin(async move {
-                let range = range.intersect(head::lock(tx).await?.row.range());
+                head::lock(tx).await?;
                 let (from, to) = (sql(range.start()), sql(range.end()));
                 tx.execute(lookups.remove, &[&from, &to, &ids, &heights, &places]).await
             })

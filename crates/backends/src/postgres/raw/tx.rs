@@ -13,7 +13,7 @@ use tokio::sync::MutexGuard;
 use tokio_postgres::Row;
 
 use super::lanes::Lanes;
-use super::{Shared, schema};
+use super::{Shared, schema, stale};
 use crate::postgres::error::Failure;
 use crate::postgres::pool::{CopyIn, Param};
 use crate::postgres::{CopyBuf, Isolation, Partitions, PgConn, StatementHook};
@@ -33,6 +33,9 @@ pub(super) struct Tx {
     lanes: Option<Arc<Lanes>>,
     /// Whether a partition that this process knows was not there.
     partition_gone: AtomicBool,
+    /// Whether a lookup's key refused a row in the run before.
+    refused_by_lookup: bool,
+    stale_lookups: stale::Removed,
 }
 
 pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
@@ -45,6 +48,15 @@ impl Tx {
     /// The connection, for reading.
     pub(super) fn conn(&self) -> &PgConn {
         &self.conn
+    }
+
+    /// Whether the run before this one was refused by a lookup's key; see [`stale`].
+    pub(super) fn was_refused_by_lookup(&self) -> bool {
+        self.refused_by_lookup
+    }
+
+    pub(super) fn stale_lookups(&self) -> &stale::Removed {
+        &self.stale_lookups
     }
 
     pub(super) async fn execute(&self, sql: &str, params: &[Param<'_>]) -> Result<u64> {
@@ -134,7 +146,7 @@ impl HeightsCopy<'_> {
 
 impl Shared {
     /// One transaction, between the hook's two calls. An error from `work` leaves everything as it was. Where the transaction lost against
-    /// another writer (a deadlock, or the other one wrote the same key first) it is run again whole.
+    /// another writer (a deadlock, or the other one wrote the same key first) it is run again whole; the next run knows whether that key was a lookup's.
     pub(super) async fn commit<T>(
         &self,
         verb: &'static str,
@@ -142,7 +154,7 @@ impl Shared {
     ) -> Result<T> {
         self.demand_writable()?;
         let (hook, statement_hook) = self.hooks();
-        let mut runs = 0;
+        let (mut runs, mut refused_by_lookup) = (0, false);
         loop {
             runs += 1;
             let conn = self.pool.begin(Isolation::ReadCommitted).await?;
@@ -152,6 +164,8 @@ impl Shared {
                 partitions: self.partitions.clone(),
                 lanes: (verb == FILL).then(|| self.lanes.clone()),
                 partition_gone: AtomicBool::new(false),
+                refused_by_lookup,
+                stale_lookups: stale::Removed::default(),
             };
             let done = match work(&tx).await {
                 Ok(answer) => Ok(answer),
@@ -162,12 +176,16 @@ impl Shared {
                     before(&hook, verb)?;
                     tx.step()?;
                     tx.conn.commit().await?;
+                    tx.stale_lookups.tell(verb);
                     if let Some(hook) = &hook {
                         hook.after(verb)?;
                     }
                     return Ok(answer);
                 }
-                Err((_, Some(Failure::Again | Failure::Unique(_)))) if runs < MAX_RUNS => {
+                Err((_, Some(failure @ (Failure::Again | Failure::Unique(_))))) if runs < MAX_RUNS => {
+                    if let Failure::Unique(constraint) = &failure {
+                        refused_by_lookup |= stale::is_lookup_key(constraint);
+                    }
                     tx.conn.rollback().await?;
                 }
                 Err((error, failure)) => {

@@ -13,7 +13,7 @@ use cairn_store::{
 use super::head::{self, Head, get_height, get_id, sql};
 use super::rows::EncodedBatch;
 use super::tx::Tx;
-use super::{PgRawStore, Shared, blocking, moves, read, runs, snapshot};
+use super::{PgRawStore, Shared, blocking, moves, read, runs, snapshot, stale};
 use crate::postgres::error::{corrupt, db};
 use crate::postgres::{CopyBuf, PgConn, payloads};
 
@@ -262,6 +262,7 @@ async fn append(
     let safe = held_mark(safe, held(safe).await?);
 
     make_live(tx, batch).await?;
+    stale::make_way(tx, batch).await?;
     batch.write(tx, &stored).await?;
     head.row.first = Some(first_height);
     head.row.tip = Some(last);

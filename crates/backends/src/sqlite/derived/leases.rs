@@ -105,6 +105,24 @@ pub(super) fn lowest(conn: &Connection, service: &str) -> Result<Option<Height>>
     Ok(lease.map(|lease| lease.range.start()))
 }
 
+/// The service's lowest lease of kind `Index` that begins at or above a height.
+pub(super) fn lowest_from(conn: &Connection, service: &str, from: Height) -> Result<Option<WorkerLease>> {
+    select_one(
+        conn,
+        "WHERE worker_type = ?1 AND kind = 'index' AND from_height >= ?2 ORDER BY from_height LIMIT 1",
+        params![service, sql(from)],
+    )
+}
+
+/// The service's highest lease of kind `Index` that begins below a height.
+pub(super) fn highest_below(conn: &Connection, service: &str, height: Height) -> Result<Option<WorkerLease>> {
+    select_one(
+        conn,
+        "WHERE worker_type = ?1 AND kind = 'index' AND from_height < ?2 ORDER BY from_height DESC LIMIT 1",
+        params![service, sql(height)],
+    )
+}
+
 /// Writes a lease that has a number; everything but its service, kind and heights.
 pub(super) fn update(conn: &Connection, lease: &WorkerLease) -> Result<()> {
     conn.prepare_cached(

@@ -3,14 +3,15 @@
 use async_trait::async_trait;
 use cairn_core::Height;
 use cairn_store::derived::{
-    DerivedDump, DerivedDumpBuilder, DerivedMaintenance, Key, Rebuild, RebuildRequest, TableClass,
+    DerivedDump, DerivedDumpBuilder, DerivedMaintenance, Key, Rebuild, RebuildRequest, TableClass, TakenBack,
+    rules,
 };
 use cairn_store::{Dump, Result};
 use rusqlite::params;
 
 use super::super::schema::APP;
 use super::tables::TableSql;
-use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, number, quarantined, rows};
+use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, leases, number, quarantined, rows};
 
 impl Write<'_> {
     /// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.
@@ -41,6 +42,37 @@ impl Write<'_> {
             .and_then(|mut statement| statement.execute(params![service, number(left as u64)]))
             .map_err(db)?;
         Ok(deleted == left)
+    }
+
+    fn take_back(&self, service: &str, from: Height, max_rows: usize) -> Result<Option<TakenBack>> {
+        let checkpoint = leases::registered(self.tx, service)?;
+        let defs = self.tables.all().iter().map(|table| table.table.def());
+        rules::demand_take_back(defs, &checkpoint, from, max_rows)?;
+        let Some(lease) = leases::lowest_from(self.tx, service, from)? else { return Ok(None) };
+        let below = leases::highest_below(self.tx, service, lease.range.start())?;
+        let below = below.map(|below| below.range.end());
+        let heights = rules::heights_taken_back(&checkpoint, below, &lease);
+        let (mut left, mut gone) = (max_rows, 0);
+        let events = |table: &&TableSql| {
+            let def = table.table.def();
+            def.service == service && matches!(def.class, TableClass::Events { .. })
+        };
+        for table in self.tables.all().iter().filter(events) {
+            if left == 0 {
+                break;
+            }
+            let deleted = rows::delete_from_top(self.tx, table, heights, left)?;
+            gone += deleted;
+            left = left.saturating_sub(deleted);
+        }
+        let is_whole = left > 0;
+        if is_whole {
+            quarantined::forget(self.tx, service, heights)?;
+            leases::delete(self.tx, lease.id)?;
+        } else {
+            leases::give_back(self.tx, rules::taken_back(lease), self.now_ms)?;
+        }
+        Ok(Some(TakenBack { heights, rows: gone as u64, is_whole }))
     }
 
     /// Deletes undo rows of a table of which no row is left.
@@ -106,6 +138,16 @@ impl DerivedMaintenance for SqliteDerived {
     async fn reset_step(&self, service: &str, max_rows: usize) -> Result<bool> {
         let service = service.to_owned();
         self.write("reset_step", move |write| write.reset_step(&service, max_rows)).await
+    }
+
+    async fn take_back_step(
+        &self,
+        service: &str,
+        from: Height,
+        max_rows: usize,
+    ) -> Result<Option<TakenBack>> {
+        let service = service.to_owned();
+        self.write("take_back_step", move |write| write.take_back(&service, from, max_rows)).await
     }
 
     /// While a reorg is being applied nothing above its common block goes.

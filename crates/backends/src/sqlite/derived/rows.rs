@@ -1,6 +1,6 @@
 //! Writing rows: a few statements for many rows, in the order of their keys.
 
-use cairn_core::Height;
+use cairn_core::{Height, HeightRange};
 use cairn_store::Result;
 use cairn_store::derived::{Key, Row, TableClass, Value, rules};
 use rusqlite::{Connection, OptionalExtension};
@@ -109,19 +109,30 @@ pub(super) fn delete_above(
     above: Height,
     max_rows: usize,
 ) -> Result<usize> {
+    delete_from_top(conn, table, HeightRange::new(above.next(), Height(u64::MAX)), max_rows)
+}
+
+/// Deletes rows of these heights in the same way.
+pub(super) fn delete_from_top(
+    conn: &Connection,
+    table: &TableSql,
+    heights: HeightRange,
+    max_rows: usize,
+) -> Result<usize> {
     let Some(height) = &table.height else { return Ok(0) };
     let lowest: Option<i64> = conn
         .prepare_cached(&format!(
-            "SELECT {height} FROM {} WHERE {height} > ?1 ORDER BY {height} DESC LIMIT 1 OFFSET ?2",
+            "SELECT {height} FROM {} WHERE {height} >= ?1 AND {height} < ?2 ORDER BY {height} DESC LIMIT 1 OFFSET ?3",
             table.name
         ))
         .and_then(|mut statement| {
-            let bounds = [sql(above), number(max_rows.saturating_sub(1) as u64)];
+            let skipped = number(max_rows.saturating_sub(1) as u64);
+            let bounds = [sql(heights.start()), sql(heights.end()), skipped];
             statement.query_row(bounds, |row| row.get(0)).optional()
         })
         .map_err(db)?;
-    let from = lowest.and_then(|lowest| u64::try_from(lowest).ok()).map_or(above.next(), Height);
-    delete_range(conn, table, from, Height(u64::MAX))
+    let from = lowest.and_then(|lowest| u64::try_from(lowest).ok()).map_or(heights.start(), Height);
+    delete_range(conn, table, from, heights.end())
 }
 
 /// Whether there is a row above a height.

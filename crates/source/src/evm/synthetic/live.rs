@@ -1,6 +1,6 @@
 //! The synthetic chain as a live source.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,6 +31,8 @@ pub struct LiveOptions {
     pub finality_depth_heights: u64,
     /// Where it stops to grow.
     pub until_height: Option<u64>,
+    /// Each block comes once the newest one was given out and somebody waits for the next: then whoever follows sees every fork, whatever the clock says.
+    pub in_steps: bool,
     /// How many blocks it gives at once at most.
     pub heights_per_call: u64,
     /// Where blocks are made.
@@ -47,6 +49,7 @@ impl Default for LiveOptions {
             safe_depth_heights: 8,
             finality_depth_heights: 16,
             until_height: None,
+            in_steps: false,
             heights_per_call: 64,
             offload: Offload::Blocking,
         }
@@ -63,13 +66,23 @@ pub struct SyntheticSource {
     chain: Arc<SyntheticChain>,
     options: LiveOptions,
     started: Instant,
+    steps: Mutex<Steps>,
+}
+
+/// How far a chain that grows in steps has come.
+#[derive(Debug, Default)]
+struct Steps {
+    /// Half a block's time each.
+    taken: u64,
+    /// The newest block that was given out.
+    given: Option<(ForkId, Height)>,
 }
 
 impl SyntheticSource {
     /// Starts now.
     pub fn new(chain: Arc<SyntheticChain>, options: LiveOptions) -> SyntheticSource {
         let options = LiveOptions { block_time_ms: options.block_time_ms.max(1), ..options };
-        SyntheticSource { chain, options, started: Instant::now() }
+        SyntheticSource { chain, options, started: Instant::now(), steps: Mutex::default() }
     }
 
     /// The chain.
@@ -79,10 +92,31 @@ impl SyntheticSource {
 
     /// What it sees now.
     pub fn view(&self) -> View {
+        if self.options.in_steps {
+            return self.view_after(self.steps().taken);
+        }
         let elapsed_ms = self.elapsed_ms();
         let grown = elapsed_ms / self.options.block_time_ms;
         let late = elapsed_ms % self.options.block_time_ms >= self.options.block_time_ms / 2;
         self.view_at(self.options.start_height.saturating_add(grown), late)
+    }
+
+    fn view_after(&self, steps: u64) -> View {
+        self.view_at(self.options.start_height.saturating_add(steps / 2), steps % 2 == 1)
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Steps> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next step, where the newest block was given out.
+    fn step(&self) {
+        let mut steps = self.steps();
+        let view = self.view_after(steps.taken);
+        let has_ended = self.options.until_height.is_some_and(|until| view.head.get() >= until);
+        if steps.given == Some((view.fork, view.head)) && !has_ended {
+            steps.taken += 1;
+        }
     }
 
     /// Makes the history, which otherwise happens at the first question: about 50 µs a transaction.
@@ -162,7 +196,12 @@ impl ChainSource for SyntheticSource {
 
     async fn blocks(&self, range: HeightRange) -> Result<Vec<RawBlock>> {
         let limit = self.options.heights_per_call;
-        self.ask(move |chain, view| view.blocks(chain, range, limit)).await
+        let (blocks, given) =
+            self.ask(move |chain, view| (view.blocks(chain, range, limit), (view.fork, view.head))).await?;
+        if blocks.last().is_some_and(|last| last.facts.height == given.1) {
+            self.steps().given = Some(given);
+        }
+        Ok(blocks)
     }
 
     fn preferred_heights(&self) -> u64 {
@@ -174,6 +213,9 @@ impl ChainSource for SyntheticSource {
         let half_ms = (self.options.block_time_ms / 2).max(1);
         let next_ms = half_ms - self.elapsed_ms() % half_ms;
         tokio::time::sleep(Duration::from_millis(at_most_ms.min(next_ms))).await;
+        if self.options.in_steps {
+            self.step();
+        }
     }
 
     fn bound_by(&self) -> String {

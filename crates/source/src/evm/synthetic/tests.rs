@@ -329,3 +329,39 @@ async fn the_live_chain_grows_with_time_and_forks_now_and_then() {
     tokio::time::sleep(std::time::Duration::from_secs(3_600)).await;
     assert_eq!(source.heads().await.unwrap().latest.block.height, Height(1_000));
 }
+
+#[tokio::test(start_paused = true)]
+async fn in_steps_whoever_follows_slowly_sees_every_block_of_every_fork() {
+    let followed = async |pause_ms: u64| {
+        let options = LiveOptions {
+            start_height: 50,
+            block_time_ms: 10,
+            until_height: Some(170),
+            in_steps: true,
+            offload: Offload::Inline,
+            ..LiveOptions::default()
+        };
+        let source = SyntheticSource::new(Arc::new(tiny(21)), options);
+        let mut seen = Vec::new();
+        for _ in 0..1_000 {
+            // Nobody took the newest block: it waits, however long that is.
+            let head = source.heads().await.unwrap().latest.block;
+            tokio::time::sleep(std::time::Duration::from_millis(pause_ms)).await;
+            source.wait_for_head(60_000).await;
+            if seen.last() != Some(&head) {
+                assert_eq!(source.heads().await.unwrap().latest.block, head);
+                seen.push(head);
+            }
+            source.blocks(HeightRange::one(head.height)).await.unwrap();
+            source.wait_for_head(60_000).await;
+        }
+        seen
+    };
+    let seen = followed(1).await;
+    assert_eq!(seen, followed(5_000).await);
+    assert_eq!(seen.last().unwrap().height, Height(170));
+    let heights: HashSet<Height> = seen.iter().map(|block| block.height).collect();
+    assert_eq!(heights.len(), 121, "no height is left out");
+    let replaced = seen.windows(2).filter(|pair| pair[1].height <= pair[0].height).count();
+    assert!(seen.len() > heights.len() && replaced > 0, "{replaced} replaced at their height");
+}

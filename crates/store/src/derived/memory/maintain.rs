@@ -11,8 +11,10 @@ use super::state::State;
 use crate::derived::lease::{LeaseStatus, WorkerLease};
 use crate::derived::reader::QuarantinedBlock;
 use crate::derived::rebuild::{RangeAgain, Rebuild, RebuildRequest};
-use crate::derived::row::Key;
-use crate::derived::writer::DerivedMaintenance;
+use crate::derived::row::{Key, Row};
+use crate::derived::rules;
+use crate::derived::table::TableClass;
+use crate::derived::writer::{DerivedMaintenance, TakenBack};
 use crate::{Result, StoreError};
 
 #[async_trait]
@@ -49,6 +51,16 @@ impl DerivedMaintenance for MemoryDerived {
             state.put_rebuild(Rebuild { is_clearing: is_left, steps: rebuild.steps + 1, ..rebuild });
             Ok(is_left)
         })
+    }
+
+    async fn take_back_step(
+        &self,
+        service: &str,
+        from: Height,
+        max_rows: usize,
+    ) -> Result<Option<TakenBack>> {
+        let now_ms = self.now_ms();
+        self.commit("take_back_step", |state| take_back(state, service, from, max_rows, now_ms))
     }
 
     async fn prune_undo(&self, finalized: Height, max_rows: usize) -> Result<u64> {
@@ -116,6 +128,48 @@ fn stop_behind(state: &mut State, again: &RangeAgain, now_ms: u64) -> Option<Hei
         state.give_back(lease, now_ms);
     }
     Some(again.done(&checkpoint, lowest)).filter(|range| !range.is_empty())
+}
+
+fn take_back(
+    state: &mut State,
+    service: &str,
+    from: Height,
+    max_rows: usize,
+    now_ms: u64,
+) -> Result<Option<TakenBack>> {
+    let checkpoint = state.checkpoint(service)?;
+    let defs = state.catalog.tables().iter().map(|table| table.def());
+    rules::demand_take_back(defs, checkpoint, from, max_rows)?;
+    let leases = state.index_leases(service);
+    let at = leases.partition_point(|lease| lease.range.start() < from);
+    let Some(lease) = leases.get(at).map(|lease| (*lease).clone()) else { return Ok(None) };
+    let below = at.checked_sub(1).and_then(|below| leases.get(below)).map(|below| below.range.end());
+    let heights = rules::heights_taken_back(checkpoint, below, &lease);
+    let mut left = max_rows;
+    for place in state.places_of(service) {
+        let table = state.catalog.tables()[place].clone();
+        let (TableClass::Events { .. }, Some(height)) = (table.def().class, table.height_column()) else {
+            continue;
+        };
+        let of_row = |row: &Row| row.0[height].as_height();
+        let rows = state.tables[place].rows.iter().filter_map(|(key, row)| Some((of_row(row)?, key.clone())));
+        let mut doomed: Vec<(Height, Key)> = rows.filter(|(height, _)| heights.contains(*height)).collect();
+        doomed.sort_unstable_by(|a, b| b.cmp(a));
+        doomed.truncate(left);
+        left -= doomed.len();
+        let data = state.table_mut(place);
+        for (_, key) in &doomed {
+            data.take(&table, key);
+        }
+    }
+    let is_whole = left > 0;
+    if is_whole {
+        state.keep_quarantined(|block| block.service != service || !heights.contains(block.height));
+        state.take_lease(lease.id);
+    } else {
+        state.give_back(rules::taken_back(lease), now_ms);
+    }
+    Ok(Some(TakenBack { heights, rows: (max_rows - left) as u64, is_whole }))
 }
 
 /// Deletes rows, then undo rows, then quarantined heights, then leases; whether any is left.

@@ -97,7 +97,7 @@ impl Breaker for Countdown {
 const MAX_POINTS: u64 = 5_000;
 
 /// Every verb that writes rows; each of them has to be broken off at least once.
-const VERBS: [&str; 23] = [
+const VERBS: [&str; 24] = [
     "adopt",
     "apply_step",
     "begin_apply",
@@ -121,6 +121,7 @@ const VERBS: [&str; 23] = [
     "resolve",
     "retry_lease",
     "set_paused",
+    "take_back_step",
 ];
 
 /// What a verb that was broken off has to leave as it was.
@@ -345,6 +346,24 @@ impl Process {
         same("how many were given back", released, 1)
     }
 
+    /// A range above one that is not done, taken back in steps: of the rows that it made nothing is left but what is made anew.
+    async fn take_back(&mut self) -> CaseResult {
+        let low = self.hold(MAPPER).await?;
+        let high = self.hold(MAPPER).await?;
+        let commit = self.chunk(&high, high.range.end()).await?;
+        self.commit(&high, &commit).await?;
+        let from = high.range.start();
+        let step = |on: Stores| async move { on.store.take_back_step(MAPPER, from, 3).await };
+        let mut steps = 0;
+        while self.verb("take_back_step", step).await?.is_some() {
+            steps += 1;
+        }
+        holds(steps > 1, "it was taken back in one step")?;
+        let released = self.verb("release_all", |on| async move { on.store.release_all().await }).await?;
+        same("how many were given back", released, 1)?;
+        same("the lower one is there", self.subject.lease(low.id).await?.range, low.range)
+    }
+
     /// A row that ought not to be.
     async fn delete_a_stray(&mut self) -> CaseResult {
         let lease = self.hold(MAPPER).await?;
@@ -429,6 +448,9 @@ async fn i01_a_crash_between_any_two_statements_changes_nothing(
     process.subject.raw.grow(14, 2);
     process.lose_leases().await?;
     process.delete_a_stray().await?;
+    process.index_all().await?;
+    process.subject.raw.grow(24, 2);
+    process.take_back().await?;
     process.index_all().await?;
     // Of what is final nothing is kept to be undone; what is above it is undone as before.
     let finalized = Height(8);

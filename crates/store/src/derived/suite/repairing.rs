@@ -6,11 +6,12 @@ use cairn_core::{Height, HeightRange};
 
 use super::raw::{NO_BLOCK, Raw, id};
 use super::subject::Subject;
-use super::tables::{MAPPER, MOVES};
-use super::{Case, CaseResult, DerivedFactory};
+use super::tables::{FOLDER, MAPPER, MOVES, NOTES, note_row};
+use super::{Case, CaseResult, DerivedFactory, Failure};
+use crate::StoreError;
 use crate::derived::lease::{LeaseEnd, LeaseStatus};
 use crate::derived::writer::{ChunkCommit, Repairs, SeamAlarm};
-use crate::suite::check::{refused, same};
+use crate::suite::check::{holds, refused, same};
 
 pub(super) fn cases() -> Vec<Case> {
     case_list!("repairing":
@@ -19,6 +20,9 @@ pub(super) fn cases() -> Vec<Case> {
         a_checkpoint_stops_where_nothing_was_done,
         an_unset_first_parent_stops_it,
         another_first_parent_is_an_alarm,
+        what_lies_above_a_seam_is_taken_back_and_derived_anew,
+        what_lies_above_a_gap_is_taken_back_and_both_are_derived_anew,
+        what_is_derived_and_what_is_folded_are_not_taken_back,
         after_a_reorg_it_crosses_on_the_new_fork,
         leases_that_make_ranges_again_are_not_crossed,
         whoever_folds_sees_which_rows_are_being_made_again,
@@ -129,6 +133,112 @@ async fn another_first_parent_is_an_alarm(factory: Arc<dyn DerivedFactory>) -> C
     Ok(())
 }
 
+/// Takes back everything from a height on, in steps of about so many rows; how many steps it took.
+async fn take_back(subject: &Subject, from: u64, max_rows: usize) -> CaseResult<u64> {
+    let mut steps = 0;
+    while let Some(taken) = subject.store.take_back_step(MAPPER, Height(from), max_rows).await? {
+        steps += 1;
+        holds(taken.rows <= 4 * max_rows as u64, "a step is bounded")?;
+    }
+    Ok(steps)
+}
+
+async fn what_lies_above_a_seam_is_taken_back_and_derived_anew(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(50, 1)).await?;
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        leases.push(subject.claim(MAPPER).await?);
+    }
+    // A raw store that changed forks without saying so: rows that are on no chain, and a block that could not be processed.
+    let mut strange = ChunkCommit {
+        parent_id: Some(id(9, 2)),
+        last_id: Some(id(19, 2)),
+        quarantined: vec![Height(13)],
+        ..subject.chunk(&leases[1], 20).await?
+    };
+    for part in &mut strange.rows {
+        part.rows.retain(|row| row.0[0].as_height() != Some(Height(13)));
+        if part.table == NOTES.name {
+            part.rows.push(note_row(11, "stray", 1));
+        }
+    }
+    subject.store.commit_chunk(&leases[1], strange).await?;
+    subject.work(leases[2].clone(), 100).await?;
+    subject.work(leases[0].clone(), 100).await?;
+    same("alarms", subject.store.repair_checkpoints().await?.alarms.len(), 1)?;
+
+    // One step: some rows are left, and the range is nobody's.
+    let step = subject.store.take_back_step(MAPPER, Height(10), 5).await?;
+    let step = step.ok_or_else(|| Failure::new("nothing was taken back"))?;
+    same("the heights", step.heights, HeightRange::new(Height(10), Height(20)))?;
+    holds(!step.is_whole && step.rows > 0 && step.rows < 20, "a step is bounded")?;
+    let half = subject.lease(leases[1].id).await?;
+    same("where it stands", (half.done_to, half.last_id, half.is_dead()), (Height(10), None, true))?;
+    holds(half.last_error.contains("leases reset --worker mapper --from 10"), "it says how to go on")?;
+    same("alarms", subject.store.repair_checkpoints().await?, Repairs::default())?;
+    subject.reopen().await?;
+
+    holds(take_back(&subject, 10, 5).await? > 3, "it takes steps")?;
+    let left: Vec<HeightRange> = subject.leases().await?.iter().map(|lease| lease.range).collect();
+    same("the leases", left, vec![leases[0].range])?;
+    // Whoever held one learns that it is gone.
+    let held = subject.try_commit(&leases[3], 35).await?;
+    refused("a commit on what was taken back", held, |error: &StoreError| {
+        matches!(error, StoreError::Fenced { .. })
+    })?;
+    same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
+    same("again", subject.store.take_back_step(MAPPER, Height(10), 5).await?, None)?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 10, Some(id(9, 1)))?;
+    subject.index_all(10, 10).await?;
+    Subject::ends(&subject.checkpoint(MAPPER).await?, 50, Some(id(49, 1)))?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn what_lies_above_a_gap_is_taken_back_and_both_are_derived_anew(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(40, 1)).await?;
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        leases.push(subject.claim(MAPPER).await?);
+    }
+    // The lost one has left rows, of which one is on no chain.
+    let mut strange = subject.chunk(&leases[1], 20).await?;
+    let notes = strange.rows.iter_mut().find(|part| part.table == NOTES.name);
+    notes.ok_or_else(|| Failure::new("the mapper writes no notes"))?.rows.push(note_row(11, "stray", 1));
+    subject.store.commit_chunk(&leases[1], strange).await?;
+    subject.work(leases[2].clone(), 100).await?;
+    subject.place.lose_lease(leases[1].id).await?;
+    subject.work(leases[0].clone(), 100).await?;
+    let gaps = subject.store.lease_gaps(10).await?;
+    let missing = HeightRange::new(Height(10), Height(20));
+    same("the gap", gaps.iter().map(|gap| gap.missing).collect(), vec![missing])?;
+    take_back(&subject, missing.end().get(), 5).await?;
+    same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
+    subject.index_all(10, 10).await?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn what_is_derived_and_what_is_folded_are_not_taken_back(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(30, 1)).await?;
+    subject.index_all(10, 10).await?;
+    let before = subject.freeze().await?;
+    let invalid = |error: &StoreError| matches!(error, StoreError::Invalid(_));
+    let asked = async |service: &str, from: u64, max_rows: usize| {
+        subject.store.take_back_step(service, Height(from), max_rows).await
+    };
+    refused("what is derived", asked(MAPPER, 29, 5).await, invalid)?;
+    refused("what is folded", asked(FOLDER, 30, 5).await, invalid)?;
+    refused("steps of nothing", asked(MAPPER, 30, 0).await, invalid)?;
+    refused("an unknown service", asked("nobody", 30, 5).await, invalid)?;
+    same("nothing lies above", asked(MAPPER, 30, 5).await?, None)?;
+    subject.is_still(&before).await
+}
+
 async fn after_a_reorg_it_crosses_on_the_new_fork(factory: Arc<dyn DerivedFactory>) -> CaseResult {
     let mut subject = Subject::new(&factory, Raw::with(40, 1)).await?;
     subject.index_all(10, 10).await?;
@@ -188,7 +298,7 @@ async fn whoever_folds_sees_which_rows_are_being_made_again(factory: Arc<dyn Der
     same("in the middle of it", again(&subject, 8).await?, Some(Height(8)))?;
     same("above the lower one", again(&subject, 12).await?, Some(Height(20)))?;
     same("above both", again(&subject, 30).await?, None)?;
-    let other = subject.store.snapshot().await?.made_again_from(super::tables::FOLDER, Height(0)).await?;
+    let other = subject.store.snapshot().await?.made_again_from(FOLDER, Height(0)).await?;
     same("of another service", other, None)?;
     let (mut low, mut high) = (subject.claim(MAPPER).await?, subject.claim(MAPPER).await?);
     if low.range.start() > high.range.start() {
