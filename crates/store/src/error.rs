@@ -47,6 +47,12 @@ pub enum StoreError {
         /// What was offered.
         offered: BlockId,
     },
+    /// A block is not what was read of it any more: somebody else replaced it, or a reorg took it away.
+    #[error("block {block} is not stored as it was read any more: read it again")]
+    Replaced {
+        /// The block.
+        block: BlockRef,
+    },
     /// A rollback would undo more blocks than allowed.
     #[error(
         "a reorg of {depth} blocks from tip {tip} back to {common} is deeper than MAX_REORG_DEPTH {limit}; nothing was \
@@ -182,7 +188,7 @@ impl StoreError {
             | StoreError::ForkBelow { .. }
             | StoreError::Applied { .. }
             | StoreError::NotYet { .. } => ErrorKind::Wait,
-            StoreError::Busy(_) => ErrorKind::Retry,
+            StoreError::Busy(_) | StoreError::Replaced { .. } => ErrorKind::Retry,
             StoreError::DoesNotLink { .. } | StoreError::Invalid(_) | StoreError::Missing { .. } => {
                 ErrorKind::GiveUp
             }

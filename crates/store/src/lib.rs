@@ -4,6 +4,7 @@
 //! * [`RawReader`] and [`RawSnapshot`]: reading, always bounded by the head row of one snapshot.
 //! * [`RawWriter`]: the ingester's verbs on the tip: append, finalize, rollback, purge.
 //! * [`RawFiller`]: work ahead of the head, under leases and fences.
+//! * [`RawReplacer`]: another answer for a stored block, in its place.
 //! * [`RawMaintenance`]: bounded background work (merging index runs).
 //! * [`PayloadStore`] and [`PayloadRegistry`]: large payloads in object storage, and the rows that say which are needed.
 //! * [`RawDump`]: the canonical dump by which two stores are compared.
@@ -23,6 +24,7 @@ pub mod memory;
 mod payload;
 mod reader;
 mod reorg;
+mod replacer;
 pub mod runs;
 pub mod suite;
 pub mod suite_payload;
@@ -43,6 +45,7 @@ pub use reader::{
     BlocksRead, IndexFingerprint, LogQuery, MAX_EVM_PLACES, RawReader, RawSnapshot, StoreSizes, TxPlace,
 };
 pub use reorg::{OrphanRef, ReorgEntry};
+pub use replacer::{RawReplacer, Replacement, is_to_replace};
 pub use writer::{AppendBatch, Maintained, PurgeProgress, RawMaintenance, RawWriter, Rollback};
 
 /// The result of a store's verb.

@@ -11,8 +11,9 @@ use cairn_store::memory::MemoryStore;
 use cairn_store::suite::{StoreFactory, StorePlace, TestStore, cases};
 use cairn_store::{
     AppendBatch, BlocksRead, Checkpoint, Dump, HeadRow, IndexFingerprint, LogQuery, Maintained,
-    PurgeProgress, RangeEnd, RawDump, RawFiller, RawLease, RawMaintenance, RawReader, RawSnapshot, RawWriter,
-    ReorgEntry, Result, Rollback, StoreError, StoreInfo, StoreSizes, TxPlace,
+    PurgeProgress, RangeEnd, RawDump, RawFiller, RawLease, RawMaintenance, RawReader, RawReplacer,
+    RawSnapshot, RawWriter, ReorgEntry, Replacement, Result, Rollback, StoreError, StoreInfo, StoreSizes,
+    TxPlace,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,9 @@ enum Bug {
     PruneOneMore,
     PruneKeepsOneMore,
     PruneKeepsOneLess,
+    ReplaceIgnoresWhatIsThere,
+    ReplaceDoesNothing,
+    ReplaceRefusesItsRepetition,
     // Leases.
     ClaimIgnoresTheStop,
     ClaimIgnoresTheTime,
@@ -82,7 +86,7 @@ enum Bug {
 
 use Bug::*;
 
-const BUGS: [Bug; 55] = [
+const BUGS: [Bug; 58] = [
     AcquireKeepsTheFence,
     AppendIgnoresTheFence,
     FinalizeIgnoresTheFence,
@@ -104,6 +108,9 @@ const BUGS: [Bug; 55] = [
     PruneOneMore,
     PruneKeepsOneMore,
     PruneKeepsOneLess,
+    ReplaceIgnoresWhatIsThere,
+    ReplaceDoesNothing,
+    ReplaceRefusesItsRepetition,
     ClaimIgnoresTheStop,
     ClaimIgnoresTheTime,
     ClaimForgetsTheOwner,
@@ -358,6 +365,23 @@ impl RawFiller for Buggy {
             }
             answer => answer,
         }
+    }
+}
+
+#[async_trait]
+impl RawReplacer for Buggy {
+    async fn replace_block(&self, mut replacement: Replacement) -> Result<()> {
+        let height = replacement.block.facts.height;
+        let now = self.inner.snapshot().await?.block(height, Parts::all()).await?;
+        match (self.bug, now) {
+            (ReplaceDoesNothing, _) => return Ok(()),
+            (ReplaceIgnoresWhatIsThere, Some(now)) => replacement.read = now,
+            (ReplaceRefusesItsRepetition, Some(now)) if now == StoredBlock::from(&replacement.block) => {
+                return Err(StoreError::Replaced { block: now.facts.block_ref() });
+            }
+            _ => {}
+        }
+        self.inner.replace_block(replacement).await
     }
 }
 

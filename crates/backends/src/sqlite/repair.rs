@@ -4,9 +4,10 @@
 //! process, works on canonical heights alone and changes nothing that a reader may not see already. The caller bounds the range; index runs are made anew
 //! whole, so that one transaction may be as large as the largest run that is damaged, while memory holds a piece of it.
 
-use cairn_core::{Height, HeightRange, Parts, RawBlock};
+use async_trait::async_trait;
+use cairn_core::{BlockRef, Height, HeightRange, Parts, RawBlock};
 use cairn_store::runs::{RunBuilder, RunInfo, RunKind};
-use cairn_store::{Result, StoreError};
+use cairn_store::{HeadRow, RawReplacer, Replacement, Result, StoreError, is_to_replace};
 use rusqlite::{Connection, params};
 
 use super::SqliteStore;
@@ -77,6 +78,28 @@ impl SqliteStore {
     }
 }
 
+#[async_trait]
+impl RawReplacer for SqliteStore {
+    async fn replace_block(&self, replacement: Replacement) -> Result<()> {
+        replacement.check()?;
+        self.write(move |shared| {
+            let Replacement { block, read } = replacement;
+            let encoded = EncodedBatch::new(vec![block.clone()], shared.options.compression_level)?;
+            shared.commit_clean("replace_block", |tx, unpacker| {
+                let at = block.block_ref();
+                demand_in_chain("replace", &head::read(tx)?.row, at)?;
+                let stored = blocks::read(tx, unpacker, at.height, Parts::all())?;
+                if is_to_replace(&block, &read, stored.as_ref())? {
+                    blocks::delete(tx, HeightRange::one(at.height))?;
+                    blocks::insert_all(tx, encoded.blocks.iter())?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
 fn demand_bounded(range: HeightRange) -> Result<()> {
     if range.len() <= MAX_HEIGHTS {
         return Ok(());
@@ -117,14 +140,21 @@ fn damage(conn: &Connection, range: HeightRange) -> Result<Damage> {
     Ok(found)
 }
 
+/// A block inside the chain.
+fn demand_in_chain(verb: &str, head: &HeadRow, block: BlockRef) -> Result<()> {
+    match head.range().contains(block.height) {
+        true => Ok(()),
+        false => {
+            Err(StoreError::Invalid(format!("{verb}: block {block} is outside the chain {}", head.range())))
+        }
+    }
+}
+
 fn repair_block(conn: &Connection, batch: &EncodedBatch) -> Result<()> {
     let head = head::read(conn)?.row;
     let facts = batch.first().facts;
     let block = facts.block_ref();
-    if !head.range().contains(block.height) {
-        let what = format!("repair: block {block} is outside the chain {}", head.range());
-        return Err(StoreError::Invalid(what));
-    }
+    demand_in_chain("repair", &head, block)?;
     let conflict = |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
     if let Some(stored) = blocks::row_ref(conn, block.height)?.filter(|stored| *stored != block) {
         return Err(conflict(stored.id));

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cairn_core::RawBlock;
+use cairn_core::{RawBlock, TxId};
 use cairn_flow::block::check_network;
 use cairn_flow::proto::{self, BlockStatus};
 use cairn_flow::{BlockParts, Checks, FlowError, assemble};
@@ -26,6 +26,8 @@ pub(super) struct Pieces {
     pub results: Vec<Bytes>,
     /// The node can't give system transactions: it is too old.
     pub lacks_system: bool,
+    /// A system transaction that the node names and of which it finds no result: it was not executed, or the block would lack it.
+    pub unfound: Option<TxId>,
 }
 
 /// Whether a block's execution result is asked for.
@@ -70,11 +72,14 @@ pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> R
         transactions_and_results(node, &block),
         execution_result(node, &block, execution)
     )?;
-    let Some(Pieces { transactions, results, lacks_system }) = pieces else {
+    let Some(Pieces { transactions, results, lacks_system, unfound }) = pieces else {
         let message = "it has no transactions or results of it".into();
         let is_sealed = is_said_sealed || has_sealed(node, height).await?;
         return unfinished(node, is_sealed, &FlowError::Incomplete { height, message });
     };
+    if let Some(id) = unfound.filter(|_| !counts_system(execution_result.as_ref())) {
+        pieces::demand_not_executed(node, &block, &results, id).await?;
+    }
     let parts = BlockParts { block: bytes, transactions, results, execution_result };
     match assemble(&parts).and_then(|raw| with_system(raw, lacks_system || node.is_spork_root(height))) {
         Ok(raw) if is_said_sealed || raw.facts.tx_count > 0 => Ok(Some(raw)),
@@ -85,6 +90,14 @@ pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> R
         }
         Err(error) => Err(node.refused(height, &error)),
     }
+}
+
+/// Whether an execution result counts the system's transactions, so that the block is held against their number. The system's chunk is the last one; nodes that don't count say 0.
+fn counts_system(execution_result: Option<&Bytes>) -> bool {
+    let result = execution_result.and_then(|bytes| proto::ExecutionResult::decode(bytes.as_ref()).ok());
+    result
+        .and_then(|result| result.chunks.last().map(|chunk| chunk.number_of_transactions > 0))
+        .unwrap_or(false)
 }
 
 /// Whether what a node lacks of a block won't come by itself: its spork is over, or the block is well below its newest sealed one. Nearer to that a node
@@ -152,7 +165,12 @@ pub(super) enum Bulk {
 async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<Option<Pieces>> {
     // Nothing was executed in a chain's first block, and a node may fail when it is asked about that (flow-emulator does).
     if block.height == 0 && block.collection_guarantees.is_empty() {
-        return Ok(Some(Pieces { transactions: Vec::new(), results: Vec::new(), lacks_system: true }));
+        return Ok(Some(Pieces {
+            transactions: Vec::new(),
+            results: Vec::new(),
+            lacks_system: true,
+            unfound: None,
+        }));
     }
     let pieces = match transactions(node, block).await? {
         Bulk::NotYet => return Ok(None),
@@ -162,7 +180,7 @@ async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<O
             Bulk::Given(results) if results.len() > transactions.len() => {
                 return pieces::without_some_transactions(node, block, transactions, results).await.map(Some);
             }
-            Bulk::Given(results) => Pieces { transactions, results, lacks_system: false },
+            Bulk::Given(results) => Pieces { transactions, results, lacks_system: false, unfound: None },
             Bulk::OneByOne => return pieces::without_bulk_results(node, block, transactions).await,
             Bulk::NotYet => return Ok(None),
             Bulk::Unimplemented => return Err(error_of(node, Refusal::Unimplemented)),

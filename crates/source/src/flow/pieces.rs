@@ -39,7 +39,7 @@ pub(super) async fn by_collection(node: &Node, block: &proto::Block) -> Result<O
     let pairs: Vec<(Bytes, Bytes)> =
         stream::iter(wanted).map(one).buffered(PIECES_IN_FLIGHT).try_collect().await?;
     let (transactions, results) = pairs.into_iter().unzip();
-    Ok(Some(Pieces { transactions, results, lacks_system: true }))
+    Ok(Some(Pieces { transactions, results, lacks_system: true, unfound: None }))
 }
 
 /// Transactions are too large together. Which system transactions there are the results say, where those come at once; else only the last one is known.
@@ -65,7 +65,7 @@ pub(super) async fn without_bulk_transactions(node: &Node, block: &proto::Block)
                 };
                 transactions.push(asked);
             }
-            Ok(Some(Pieces { transactions, results, lacks_system: false }))
+            Ok(Some(Pieces { transactions, results, lacks_system: false, unfound: None }))
         }
         Bulk::OneByOne => {
             let closing = match system_transaction(node, block).await? {
@@ -121,7 +121,7 @@ pub(super) async fn without_some_transactions(
     }
     let (height, came) = (block.height, transactions.len());
     tracing::debug!(node = node.name, height, came, "transactions that did not come were asked for by id");
-    Ok(Pieces { transactions, results, lacks_system: false })
+    Ok(Pieces { transactions, results, lacks_system: false, unfound: None })
 }
 
 /// Results are too large together, or one of them breaks the call.
@@ -146,21 +146,54 @@ pub(super) async fn without_bulk_results(
         .try_collect()
         .await?;
     let system = transactions.get(users..).unwrap_or_default();
+    let mut unfound = None;
     for (place, bytes) in system.iter().enumerate() {
         let decoded: proto::Transaction = decoded(node, block, bytes)?;
         if !is_unpaid(&decoded) {
             return Err(malformed(node, block.height, "it names more transactions than its collections"));
         }
-        let id = Bytes::copy_from_slice(transaction_id(&decoded).as_bytes());
-        let of = Wanted { id, collection_id: Bytes::from_static(&[0; 32]) };
-        let result = match place + 1 == system.len() {
+        let id = transaction_id(&decoded);
+        let of =
+            Wanted { id: Bytes::copy_from_slice(id.as_bytes()), collection_id: Bytes::from_static(&[0; 32]) };
+        if place + 1 == system.len() {
             // What was not executed has no index.
-            true => system_result(node, block, of, results.len()).await?,
-            false => executed(node, block, of).await?,
-        };
-        results.extend(result);
+            results.extend(system_result(node, block, of, results.len()).await?);
+            continue;
+        }
+        match executed(node, block, of).await? {
+            Some(result) => results.push(result),
+            None => unfound = unfound.or(Some(id)),
+        }
     }
-    Ok(Some(Pieces { transactions, results, lacks_system: false }))
+    // In a spork's root none is executed.
+    let unfound = unfound.filter(|_| !node.is_spork_root(block.height));
+    Ok(Some(Pieces { transactions, results, lacks_system: false, unfound }))
+}
+
+/// That no more transactions ran in a block than there are results, where the node names one of the system's and finds no result of it: "not found" may mean that it has no way to
+/// that result, and a block without it would be a shorter one. What shows it is the place at which the closing transaction's events say that it stands, else that by index there is
+/// none behind it.
+pub(super) async fn demand_not_executed(
+    node: &Node,
+    block: &proto::Block,
+    results: &[Bytes],
+    id: TxId,
+) -> Result<()> {
+    let message =
+        format!("it names system transaction {id} in block {}, and has no result of it", block.height);
+    let unproven = || SourceError::Transient { endpoint: node.name.clone(), message };
+    let Some(closing) = results.len().checked_sub(1) else { return Err(unproven()) };
+    let result: proto::TransactionResult = decoded(node, block, &results[closing])?;
+    if !result.events.is_empty() {
+        // An event of another place is refused with the whole block.
+        return Ok(());
+    }
+    // Some nodes have users' results alone by index: there nothing is known of what is behind them.
+    match (by_index(node, block, closing).await, by_index(node, block, closing + 1).await) {
+        (Ok(_), Err(Refusal::NotYet)) => Ok(()),
+        (Err(refusal), _) | (_, Err(refusal)) if refusal != Refusal::NotYet => Err(error_of(node, refusal)),
+        _ => Err(unproven()),
+    }
 }
 
 /// The users' transactions, by collection; `None` where a collection isn't there yet.
@@ -285,7 +318,7 @@ async fn by_index(node: &Node, block: &proto::Block, index: usize) -> Answer<Byt
     node.ask_raw(Call::TransactionResultByIndex, question).await
 }
 
-/// The result of a system transaction that needn't have been executed in this block; `None`: it was not.
+/// The result of a system transaction that needn't have been executed in this block; `None`: the node finds none.
 async fn executed(node: &Node, block: &proto::Block, of: Wanted) -> Result<Option<Bytes>> {
     // By the id alone: it is in no collection.
     let by_id = Wanted { id: of.id.clone(), collection_id: Bytes::new() };

@@ -160,3 +160,113 @@ async fn f03_a_node_without_a_call_for_the_system_transaction_has_it_by_its_id_o
         }
     }
 }
+
+/// The blocks with two of the system's transactions in block 21, and as what they are taken. The closing one has no events, nothing says how many ran.
+fn with_two_of_the_systems() -> (BTreeMap<u64, Draft>, Vec<cairn_core::RawBlock>) {
+    let (mut blocks, _) = drafts();
+    let draft = blocks.get_mut(&21).expect("is there");
+    let (_, closing) = draft.transactions.last_mut().expect("is there");
+    closing.events.clear();
+    let id = Bytes::copy_from_slice(transaction_id(&process()).as_bytes());
+    let executed = cairn_flow::proto::TransactionResult { transaction_id: id, ..closing.clone() };
+    draft.transactions.insert(3, (process(), executed));
+    draft.execution_result = None;
+    let whole = blocks.values().map(|draft| cairn_flow::assemble(&draft.parts()).expect("is whole"));
+    let whole = whole.collect();
+    (blocks, whole)
+}
+
+/// The node's block 21 is refused by name, those beside it are taken, and another node is asked.
+async fn is_refused_and_asked_of_another(
+    behaviour: Behaviour,
+    blocks: BTreeMap<u64, Draft>,
+    whole: &[cairn_core::RawBlock],
+    words: &str,
+) {
+    let node = behaving(blocks.clone(), behaviour).await;
+    let source = one(&node).await;
+    let error = source.blocks(range(21, 21)).await.expect_err("is refused");
+    assert_eq!(error.kind(), ErrorKind::Retry);
+    let told = error.to_string();
+    let endpoint = node.url.trim_start_matches("http://");
+    assert!(told.contains(words) && told.contains(endpoint), "{told}");
+    let other = serving(blocks).await;
+    let nodes = [(&node, None, None), (&other, None, None)];
+    let source = FlowSource::connect(config(&nodes)).await.expect("connects");
+    for _ in 0..4 {
+        assert_eq!(source.blocks(range(20, 22)).await.expect("answers"), whole[..3]);
+    }
+}
+
+#[tokio::test]
+async fn f03_a_system_transaction_whose_result_is_not_to_be_had_makes_no_shorter_block() {
+    let (blocks, whole) = with_two_of_the_systems();
+    let words = format!("it names system transaction {} in block 21", transaction_id(&process()));
+    // By its id alone there would be a way to the result of the scheduler's transaction.
+    let hidden = Behaviour { is_bulk_broken: true, ..failing("GetTransactionResult", Code::NotFound) };
+    is_refused_and_asked_of_another(hidden.clone(), blocks.clone(), &whole, &words).await;
+    // A node that has nothing of the system's by index shows nothing either.
+    let silent = Behaviour { is_system_refused_by_index: true, ..hidden.clone() };
+    is_refused_and_asked_of_another(silent, blocks.clone(), &whole, &words).await;
+    // A failure at that is one.
+    let node = behaving(blocks.clone(), hidden.clone()).await;
+    node.state().behaviour.failing = Some(("GetTransactionResult", Code::Unavailable));
+    one(&node).await.blocks(range(21, 21)).await.expect_err("is refused");
+
+    // What counts them says it, and so does the place of the closing one's events.
+    let mut counted = blocks.clone();
+    counted.get_mut(&21).expect("is there").execution_result = drafts().0[&21].execution_result.clone();
+    let result = counted.get_mut(&21).expect("is there").execution_result.as_mut().expect("is there");
+    result.chunks[2].number_of_transactions = 2;
+    let whole_counted = cairn_flow::assemble(&counted[&21].parts()).expect("is whole");
+    let whole = [whole[0].clone(), whole_counted, whole[2].clone()];
+    is_refused_and_asked_of_another(hidden.clone(), counted, &whole, "has 2 transactions, 1 came").await;
+    let mut placed = blocks;
+    let (_, closing) = placed.get_mut(&21).expect("is there").transactions.last_mut().expect("is there");
+    closing.events = drafts().0[&21].transactions[3].1.events.clone();
+    closing.events[0].transaction_index = 4;
+    let whole_placed = cairn_flow::assemble(&placed[&21].parts()).expect("is whole");
+    let whole = [whole[0].clone(), whole_placed, whole[2].clone()];
+    is_refused_and_asked_of_another(hidden, placed, &whole, "of transaction 4").await;
+}
+
+#[tokio::test]
+async fn f03_a_system_transaction_that_was_not_executed_is_left_out_where_something_shows_it() {
+    // The node names the scheduler's transaction in block 21, and nothing counts what ran.
+    let (mut blocks, _) = drafts();
+    let draft = blocks.get_mut(&21).expect("is there");
+    draft.not_executed = vec![process()];
+    draft.execution_result = None;
+    let broken = Behaviour { is_bulk_broken: true, ..Behaviour::default() };
+    for has_events in [true, false] {
+        if !has_events {
+            let (_, closing) =
+                blocks.get_mut(&21).expect("is there").transactions.last_mut().expect("is there");
+            closing.events.clear();
+        }
+        let whole = cairn_flow::assemble(&blocks[&21].parts()).expect("is whole");
+        assert_eq!(whole.facts.tx_count, 4);
+        let node = behaving(blocks.clone(), broken.clone()).await;
+        assert_eq!(one(&node).await.blocks(range(21, 21)).await.expect("answers"), [whole.clone()]);
+        let by_index = node.asked("GetTransactionResultByIndex");
+        assert_eq!(by_index, if has_events { 3 } else { 5 }, "users', and what shows it");
+        let silent = Behaviour { is_system_refused_by_index: true, ..broken.clone() };
+        let node = behaving(blocks.clone(), silent).await;
+        let taken = one(&node).await.blocks(range(21, 21)).await;
+        match has_events {
+            true => assert_eq!(taken.expect("its place shows it"), [whole]),
+            false => drop(taken.expect_err("nothing shows it")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn f03_a_block_in_which_more_system_transactions_ran_than_can_be_named_is_asked_of_another_node() {
+    let (blocks, whole) = with_two_of_the_systems();
+    let behaviour = Behaviour { is_bulk_broken: true, ..failing(BULK[0], Code::Internal) };
+    let words = "more system transactions ran in block 21 than it can name";
+    is_refused_and_asked_of_another(behaviour.clone(), blocks.clone(), &whole, words).await;
+    // Where one ran, and no other, the block is taken.
+    let node = behaving(blocks, behaviour).await;
+    assert_eq!(one(&node).await.blocks(range(22, 22)).await.expect("answers"), whole[2..3]);
+}

@@ -5,6 +5,7 @@
 //! runs. Nothing is durable: "reopening" is another handle ([`Clone`]) on the same state.
 
 mod filler;
+mod replacer;
 mod snapshot;
 mod state;
 mod writer;

@@ -35,6 +35,7 @@ mod leases;
 mod maintenance;
 mod orphans;
 mod reading;
+mod replacing;
 mod restart;
 mod rollback;
 mod seams;
@@ -50,7 +51,7 @@ use async_trait::async_trait;
 use cairn_core::Clock;
 use futures::{StreamExt, stream};
 
-use crate::{RawDump, RawFiller, RawMaintenance, RawReader, RawWriter, Result};
+use crate::{RawDump, RawFiller, RawMaintenance, RawReader, RawReplacer, RawWriter, Result};
 
 pub use check::{CaseResult, Failure};
 
@@ -58,9 +59,9 @@ pub use check::{CaseResult, Failure};
 const CASE_TIMEOUT_S: u64 = 300;
 
 /// Everything that a raw store can do.
-pub trait TestStore: RawReader + RawWriter + RawFiller + RawMaintenance + RawDump {}
+pub trait TestStore: RawReader + RawWriter + RawFiller + RawReplacer + RawMaintenance + RawDump {}
 
-impl<T: RawReader + RawWriter + RawFiller + RawMaintenance + RawDump> TestStore for T {}
+impl<T: RawReader + RawWriter + RawFiller + RawReplacer + RawMaintenance + RawDump> TestStore for T {}
 
 /// Makes places for stores.
 #[async_trait]
@@ -161,6 +162,7 @@ pub fn cases() -> Vec<Case> {
         filling::cases(),
         seams::cases(),
         restart::cases(),
+        replacing::cases(),
         maintenance::cases(),
         differential::cases(),
     ]

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use cairn_core::{Height, HeightRange, RawBlock};
-use cairn_store::{PayloadError, Result, StoreError};
+use async_trait::async_trait;
+use cairn_core::{Height, HeightRange, Parts, RawBlock, StoredBlock};
+use cairn_store::{PayloadError, RawReplacer, Replacement, Result, StoreError, is_to_replace};
 
 use super::head::{self, sql};
 use super::rows::EncodedBatch;
@@ -59,8 +60,19 @@ impl PgRawStore {
     /// Writes the rows of a canonical block again, which was fetched and verified: its id has to be the stored one, or fit between its stored
     /// neighbours where its row is gone. Its lookups, and its lists for debugging, become what the block says. Its index of log terms stays.
     pub async fn repair_block(&self, block: RawBlock) -> Result<()> {
+        self.write_again("repair_block", block, None).await
+    }
+
+    /// Writes a block's rows again; with `read` only where that is what stands there.
+    async fn write_again(
+        &self,
+        verb: &'static str,
+        block: RawBlock,
+        read: Option<StoredBlock>,
+    ) -> Result<()> {
         let shared = &self.shared;
         shared.demand_writable()?;
+        let read = Arc::new(read);
         let height = block.facts.height;
         let encoding = shared.clone();
         let encoded = blocking(move || EncodedBatch::new(vec![block], &encoding)).await?;
@@ -76,9 +88,9 @@ impl PgRawStore {
             batch = shared.upload(batch).await?;
             shared.restore_objects(&batch).await?;
             let repaired = shared
-                .commit("repair_block", |tx| {
-                    let batch = batch.clone();
-                    Box::pin(async move { repair_block(tx, &batch).await })
+                .commit(verb, |tx| {
+                    let (shared, batch, read) = (shared.clone(), batch.clone(), read.clone());
+                    Box::pin(async move { write_again(&shared, tx, &batch, (*read).as_ref()).await })
                 })
                 .await;
             match repaired {
@@ -87,6 +99,16 @@ impl PgRawStore {
             }
         }
         Err(StoreError::Busy("the block's payloads were collected again and again".into()))
+    }
+}
+
+#[async_trait]
+impl RawReplacer for PgRawStore {
+    /// What stands there may be in object storage, and is asked of it under the head's lock: one block, seldom.
+    async fn replace_block(&self, replacement: Replacement) -> Result<()> {
+        replacement.check()?;
+        let Replacement { block, read } = replacement;
+        self.write_again("replace_block", block, Some(read)).await
     }
 }
 
@@ -109,7 +131,12 @@ impl Shared {
     }
 }
 
-async fn repair_block(tx: &Tx, batch: &Arc<EncodedBatch>) -> Result<()> {
+async fn write_again(
+    shared: &Shared,
+    tx: &Tx,
+    batch: &Arc<EncodedBatch>,
+    read: Option<&StoredBlock>,
+) -> Result<()> {
     let head = head::lock(tx).await?;
     // Appends wait for the head meanwhile: where an index is being built on the block's partition, rather again later.
     tx.conn().batch("SET LOCAL lock_timeout = '500ms'").await?;
@@ -117,9 +144,17 @@ async fn repair_block(tx: &Tx, batch: &Arc<EncodedBatch>) -> Result<()> {
     let (block, range) = (batch.first().block_ref(), HeightRange::one(facts.height));
     if !head.row.range().contains(block.height) {
         return Err(StoreError::Invalid(format!(
-            "repair: block {block} is outside the chain {}",
+            "{}: block {block} is outside the chain {}",
+            if read.is_some() { "replace" } else { "repair" },
             head.row.range()
         )));
+    }
+    if let Some(read) = read {
+        let rows = read::read_one(tx.conn(), block.height, Parts::all()).await?;
+        let stored = rows.put_together_knowing(shared, batch).await?.pop();
+        if !is_to_replace(batch.first(), read, stored.as_ref())? {
+            return Ok(());
+        }
     }
     let conflict = |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
     if let Some(stored) = read::row_ref(tx.conn(), block.height).await?.filter(|stored| *stored != block) {
