@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cairn_backends::sqlite::{LOCK_NAME, SqliteOptions, SqliteStore};
 use cairn_core::{ChainId, Height, HeightRange, Parts, SystemClock};
 use cairn_store::derived::ErrorLog;
-use cairn_store::suite::blocks::{as_stored, chain};
+use cairn_store::suite::blocks::{as_stored, chain, fork};
 use cairn_store::{
     AppendBatch, LogQuery, RawDump, RawMaintenance, RawReader, RawWriter, Result, StoreError, StoreInfo,
 };
@@ -172,6 +172,26 @@ async fn i06_rows_that_went_missing_are_damage_never_an_empty_answer() {
         Err(StoreError::Corrupt { place, .. }) => damaged("30", place),
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn i06_a_block_that_is_gone_is_put_back_where_it_was_and_no_other_forks() {
+    let dir = tempfile::tempdir().expect("dir");
+    drop(filled(dir.path(), 40).await);
+    sql(dir.path(), "DELETE FROM blocks WHERE height IN (20, 39)");
+    let store = open(dir.path()).await.expect("opens");
+    let blocks = chain(0, 40, 0);
+    // Of the tip nothing is left but what the head row says.
+    for height in [20, 39] {
+        let wrong = fork(&blocks, height as u64 - 1, 1, 77).pop().expect("a block");
+        let refused = store.repair_block(wrong).await;
+        assert!(matches!(refused, Err(StoreError::Conflict { .. })), "{height}: {refused:?}");
+        store.repair_block(blocks[height].clone()).await.expect("repairs");
+    }
+    let all = HeightRange::new(Height(0), Height(40));
+    let stored = store.snapshot().await.expect("reads").blocks(all, Parts::all(), u64::MAX).await;
+    let whole: Vec<_> = blocks.iter().map(|block| as_stored(block, Parts::all())).collect();
+    assert_eq!(stored.expect("reads"), whole);
 }
 
 #[tokio::test]

@@ -79,6 +79,11 @@ impl HeadRow {
         }
     }
 
+    /// The block that this row itself names at a height, whose own row may be lost.
+    pub fn named_at(&self, height: Height) -> Option<BlockRef> {
+        [self.tip, self.finalized].into_iter().flatten().find(|named| named.height == height)
+    }
+
     /// The finalised height as far as it is stored: finality, or the tip where finality lies above it.
     pub fn stored_finalized(&self) -> Option<Height> {
         match (self.finalized, self.tip) {

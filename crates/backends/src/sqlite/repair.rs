@@ -156,7 +156,8 @@ fn repair_block(conn: &Connection, batch: &EncodedBatch) -> Result<()> {
     let block = facts.block_ref();
     demand_in_chain("repair", &head, block)?;
     let conflict = |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
-    if let Some(stored) = blocks::row_ref(conn, block.height)?.filter(|stored| *stored != block) {
+    let named = head.named_at(block.height);
+    if let Some(stored) = blocks::row_ref(conn, block.height)?.or(named).filter(|stored| *stored != block) {
         return Err(conflict(stored.id));
     }
     if let Some(below) = block.height.prev().filter(|below| head.range().contains(*below))

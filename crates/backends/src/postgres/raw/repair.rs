@@ -157,7 +157,8 @@ async fn write_again(
         }
     }
     let conflict = |stored| StoreError::Conflict { height: block.height, stored, offered: block.id };
-    if let Some(stored) = read::row_ref(tx.conn(), block.height).await?.filter(|stored| *stored != block) {
+    let stored = read::row_ref(tx.conn(), block.height).await?.or(head.row.named_at(block.height));
+    if let Some(stored) = stored.filter(|stored| *stored != block) {
         return Err(conflict(stored.id));
     }
     if let Some(below) = block.height.prev()
