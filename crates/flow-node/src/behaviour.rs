@@ -35,6 +35,8 @@ pub struct Behaviour {
     pub is_system_unstored: bool,
     /// Results by index are of users' transactions alone.
     pub is_system_refused_by_index: bool,
+    /// It has the state of so many sealed heights, the newest; of older blocks it answers no script and no account. `None`: of all.
+    pub keeps_state_heights: Option<u64>,
     /// A call or a stream that fails, and how.
     pub failing: Option<(&'static str, tonic::Code)>,
     /// Asked more often, it refuses with RESOURCE_EXHAUSTED.
@@ -53,6 +55,7 @@ impl Default for Behaviour {
             bulk_lacks: None,
             is_system_unstored: false,
             is_system_refused_by_index: false,
+            keeps_state_heights: None,
             failing: None,
             rate_limit: None,
         }

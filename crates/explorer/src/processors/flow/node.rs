@@ -15,7 +15,8 @@ pub const MAX_ANSWER_BYTES: usize = 256 * 1024;
 pub enum ScriptAnswer {
     /// The value that it returned, as JSON-CDC.
     Returned(Bytes),
-    /// It failed: it didn't check, or it panicked. The same script at the same block fails again; the message is the node's.
+    /// It failed: it didn't check, it panicked, or it took too much. The same script at the same block fails again; the message is the node's. That the node
+    /// doesn't have the state of the block is a transient error, and no answer.
     Failed(String),
 }
 
