@@ -124,6 +124,16 @@ pub(super) fn delete_above(
     delete_range(conn, table, from, Height(u64::MAX))
 }
 
+/// The highest height of a row.
+pub(super) fn newest(conn: &Connection, table: &TableSql) -> Result<Option<Height>> {
+    let Some(height) = &table.height else { return Ok(None) };
+    let newest: Option<i64> = conn
+        .prepare_cached(&format!("SELECT max({height}) FROM {}", table.name))
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+        .map_err(db)?;
+    Ok(newest.map(|height| Height(height.unsigned_abs())))
+}
+
 /// Whether there is a row above a height.
 pub(super) fn any_above(conn: &Connection, table: &TableSql, above: Height) -> Result<bool> {
     let Some(height) = &table.height else { return Ok(false) };

@@ -71,6 +71,10 @@ impl Enricher for NftMetadataWorker {
         &NFT_ASKS
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
         let of = TokenOf::new(subject.contract, subject.name);

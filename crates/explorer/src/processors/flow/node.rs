@@ -36,4 +36,9 @@ pub trait ScriptNode: Send + Sync {
     /// `GetAccountAtBlockHeight`: keys and contracts of an account. `None`: there is no such account. Nodes answer it by height alone, which names one block
     /// for ever on sealed chains.
     async fn account(&self, address: FlowAddress, at: BlockRef) -> Result<Option<Account>, AskError>;
+
+    /// The newest block that it calls final, by the policy that the archive has; `None`: it doesn't say.
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        Ok(None)
+    }
 }
