@@ -9,9 +9,9 @@ use cairn_explorer::processors::flow::node::{MAX_ANSWER_BYTES, ScriptAnswer, Scr
 use cairn_flow::proto::Account;
 use cairn_flow::{FlowAddress, Network};
 use cairn_pipeline::derive::processor::AskError;
-use cairn_source::SourceError;
 use cairn_source::flow::FlowSource;
 use cairn_source::flow::state::Script;
+use cairn_source::{ChainSource, SourceError};
 use tokio::sync::OnceCell;
 
 use crate::config::Config;
@@ -78,5 +78,10 @@ impl ScriptNode for AccessScripts {
 
     async fn account(&self, address: FlowAddress, at: BlockRef) -> Result<Option<Account>, AskError> {
         self.source().await?.account(at, address).await.map_err(|error| failed(&error))
+    }
+
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        let heads = self.source().await?.heads().await.map_err(|error| failed(&error))?;
+        Ok(heads.finalized)
     }
 }

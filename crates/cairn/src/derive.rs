@@ -144,7 +144,10 @@ fn evm_settings(config: &Config, contracts: Option<Arc<dyn ContractNode>>) -> an
     let node = match (contracts, http) {
         _ if !config.derive.ask_node => None,
         (Some(node), _) => Some(node),
-        (None, Some(url)) => Some(Arc::new(HttpContractNode::new(url)?) as Arc<_>),
+        (None, Some(url)) => {
+            let node = HttpContractNode::new(url)?.with_finality(config.chain.finality()?);
+            Some(Arc::new(node) as Arc<_>)
+        }
         (None, None) => None,
     };
     Ok(Settings { wrapped, node, ..Settings::default() })

@@ -4,12 +4,12 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use cairn_core::BlockRef;
+use cairn_core::{BlockId, BlockRef, Height};
 use cairn_explorer::processors::evm::contract_code::MAX_CODE_BYTES;
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_pipeline::derive::processor::AskError;
 use cairn_source::evm::rpc::classify::{Classifier, ErrorClass, Hint, Symptom};
-use cairn_source::evm::rpc::retry_after_ms;
+use cairn_source::evm::rpc::{FinalityPolicy, retry_after_ms};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -23,6 +23,9 @@ const MAX_ANSWER_BYTES: usize = 2 * (2 * MAX_CODE_BYTES);
 const REVERTED_CODES: [i64; 2] = [3, -32_015];
 /// One more, which is a limit of the rate elsewhere: there the words say so.
 const AMBIGUOUS_CODE: i64 = -32_016;
+/// What the execution API answers where a tag names no block now, and JSON-RPC where parameters are wrong: a tag that isn't known is one.
+const UNKNOWN_BLOCK: i64 = -39_001;
+const INVALID_PARAMS: i64 = -32_602;
 /// The longest `Retry-After` that is honoured, in milliseconds.
 const RETRY_AFTER_MAX_MS: u64 = 120_000;
 
@@ -32,6 +35,16 @@ pub struct HttpContractNode {
     url: String,
     name: String,
     classifier: Classifier,
+    finality: FinalityPolicy,
+}
+
+/// What a node says of the block that a tag names.
+enum Tagged {
+    Block(BlockRef),
+    /// It knows no such block now.
+    NotNow,
+    /// It doesn't know the tag.
+    Unknown,
 }
 
 /// What a node answered, and beside it.
@@ -75,7 +88,41 @@ impl HttpContractNode {
             url: url.to_owned(),
             name: hide_url(url),
             classifier: Classifier::default(),
+            finality: FinalityPolicy::default(),
         })
+    }
+
+    /// The same with the archive's policy of finality.
+    pub fn with_finality(self, finality: FinalityPolicy) -> HttpContractNode {
+        HttpContractNode { finality, ..self }
+    }
+
+    /// The block that a tag or a number names.
+    async fn tagged(&self, tag: &str) -> Result<Tagged, AskError> {
+        const METHOD: &str = "eth_getBlockByNumber";
+        let answered = self.ask(METHOD, json!([tag, false])).await?;
+        match &answered.answer.error {
+            None => {}
+            Some(error) if self.is_busy(answered.status, Some(error)) => {
+                return Err(self.failed(METHOD, &answered, error));
+            }
+            // The execution API's code, and the words of those that have none.
+            Some(error) if error.code == UNKNOWN_BLOCK || error.message.contains("not found") => {
+                return Ok(Tagged::NotNow);
+            }
+            Some(error) if error.code == INVALID_PARAMS => return Ok(Tagged::Unknown),
+            Some(error) => return Err(self.failed(METHOD, &answered, error)),
+        }
+        let Some(header) = answered.answer.result else { return Ok(Tagged::NotNow) };
+        let field = |name: &str| header.get(name).and_then(Value::as_str)?.strip_prefix("0x");
+        let height = field("number").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let id = field("hash").and_then(|digits| <[u8; 32]>::try_from(hex::decode(digits).ok()?).ok());
+        match (height, id) {
+            (Some(height), Some(id)) => {
+                Ok(Tagged::Block(BlockRef { height: Height(height), id: BlockId(id) }))
+            }
+            _ => Err(self.trouble(format!("{METHOD}: a block without number or hash"))),
+        }
     }
 
     fn trouble(&self, what: impl std::fmt::Display) -> AskError {
@@ -219,12 +266,34 @@ impl ContractNode for HttpContractNode {
             Some(error) => Err(self.failed("eth_getCode", &answered, error)),
         }
     }
+
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        let tagged = match self.finality.uses_tag() {
+            true => self.tagged("finalized").await?,
+            false => Tagged::Unknown,
+        };
+        let (tagged, depth) = match (tagged, self.finality.depth_heights()) {
+            // Where there is a tag, one that is missing never falls back to the depth.
+            (Tagged::NotNow, _) | (Tagged::Unknown, None) => return Ok(None),
+            (Tagged::Block(block), None) => return Ok(Some(block)),
+            (Tagged::Block(block), Some(depth)) => (Some(block), depth),
+            (Tagged::Unknown, Some(depth)) => (None, depth),
+        };
+        let Tagged::Block(latest) = self.tagged("latest").await? else { return Ok(None) };
+        let Some(deep) = latest.height.get().checked_sub(depth) else { return Ok(None) };
+        if let Some(block) = tagged.filter(|block| block.height.get() <= deep) {
+            return Ok(Some(block));
+        }
+        match self.tagged(&format!("{deep:#x}")).await? {
+            Tagged::Block(block) => Ok(Some(block)),
+            Tagged::NotNow | Tagged::Unknown => Ok(None),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use alloy_primitives::Address;
-    use cairn_core::{BlockId, Height};
     use cairn_pipeline::derive::processor::AskFailure;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -327,6 +396,85 @@ mod tests {
             assert_eq!(request["method"], method);
             let block = json!({"blockHash": AT.id.to_string(), "requireCanonical": true});
             assert_eq!(request["params"][1], block);
+        }
+    }
+
+    /// A node that answers each question for a block by the tag.
+    async fn tagging(says: fn(&str) -> String, finality: FinalityPolicy) -> HttpContractNode {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listens");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("accepts");
+                let mut request = Vec::new();
+                while !request.ends_with(b"}") {
+                    let mut part = [0; 4_096];
+                    let len = stream.read(&mut part).await.expect("reads");
+                    request.extend_from_slice(&part[..len]);
+                }
+                let request = String::from_utf8(request).expect("text");
+                let body = request.split_once("\r\n\r\n").expect("a body").1;
+                let asked: Value = serde_json::from_str(body).expect("JSON");
+                let body = says(asked["params"][0].as_str().expect("a tag"));
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                let _ = stream.write_all((head + &body).as_bytes()).await;
+            }
+        });
+        HttpContractNode::new(&url).expect("a client").with_finality(finality)
+    }
+
+    /// A node at block 1000, whose finalised one is 930.
+    fn settled(tag: &str) -> String {
+        let height: u64 = match tag {
+            "latest" => 1_000,
+            "finalized" => 930,
+            digits => u64::from_str_radix(&digits[2..], 16).expect("a number"),
+        };
+        json!({"id": 1, "result": {"number": format!("{height:#x}"), "hash": BlockId([height as u8; 32]).to_string()}})
+            .to_string()
+    }
+
+    fn without_a_tag(tag: &str) -> String {
+        match tag {
+            "finalized" => {
+                json!({"id": 1, "error": {"code": INVALID_PARAMS, "message": "invalid block tag"}})
+                    .to_string()
+            }
+            tag => settled(tag),
+        }
+    }
+
+    fn none_now(tag: &str) -> String {
+        match tag {
+            "finalized" => {
+                json!({"id": 1, "error": {"code": -39_001, "message": "unknown block"}}).to_string()
+            }
+            tag => settled(tag),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_finalised_block_is_found_by_the_archives_policy() {
+        use FinalityPolicy::{Both, Depth, Tag};
+        let says: [fn(&str) -> String; 3] = [settled, without_a_tag, none_now];
+        for (policy, expected) in [
+            (Tag, [Some(930), None, None]),
+            (Both(64), [Some(930), Some(936), None]),
+            (Both(100), [Some(900), Some(900), None]),
+            (Depth(64), [Some(936); 3]),
+            (Depth(2_000), [None; 3]),
+        ] {
+            for (says, expected) in says.into_iter().zip(expected) {
+                let found = tagging(says, policy).await.finalized().await.expect("an answer");
+                let expected: Option<u64> = expected;
+                assert_eq!(
+                    found,
+                    expected
+                        .map(|height| BlockRef { height: Height(height), id: BlockId([height as u8; 32]) }),
+                    "{policy:?}"
+                );
+            }
         }
     }
 

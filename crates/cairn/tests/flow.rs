@@ -235,3 +235,40 @@ fn a_small_run_takes_derives_serves_and_can_be_looked_at() {
     assert!(ended.success(), "{ended}");
     verify_clean(dir.path(), "archive");
 }
+
+/// An archive that ends far below the head, from a node that has the state of its newest blocks only.
+#[test]
+fn tokens_are_named_by_a_node_that_has_no_state_of_old_blocks() {
+    const TO: u64 = ROOT + 100;
+    let dir = tempfile::tempdir().expect("dir");
+    let node = node(400);
+    node.node.state.lock().expect("not poisoned").behaviour.keeps_state_heights = Some(60);
+    let sealed = node.generator.sealed_height();
+    let mut command = run(dir.path(), &node.node.url);
+    command.args(["--to", &TO.to_string()]).env("CAIRN_INGEST__MAX_REORG_DEPTH", "40");
+    let mut service = Service::start(&mut command);
+    let json = |service: &Service, path: &str| -> Value {
+        serde_json::from_str(&service.get(path).1).expect("JSON")
+    };
+    let done = |service: &Service, worker: &str| {
+        let status = json(service, "/v1/status");
+        let workers = status["data"]["derived"]["workers"].as_array().cloned().unwrap_or_default();
+        workers.iter().any(|at| at["name"] == worker && at["tip"]["height"] == TO.to_string())
+    };
+    for worker in ["token_metadata_worker", "nft_metadata_worker", "contract_code_worker"] {
+        service.until(worker, |service| done(service, worker));
+    }
+    let status = json(&service, "/v1/status");
+    assert_eq!(status["data"]["finalized"]["height"], (TO - 40).to_string());
+    service.stop();
+    let app = rusqlite::Connection::open(dir.path().join("archive/app.sqlite")).expect("opens");
+    let number = |query: &str| -> u64 { app.query_row(query, [], |row| row.get(0)).expect("runs") };
+    assert!(number("SELECT count(*) FROM tokens WHERE status = 'ok'") > 0);
+    assert_eq!(number("SELECT count(*) FROM token_contracts WHERE status IN ('silent', 'failed')"), 0);
+    assert!(number("SELECT count(*) FROM nft_asks WHERE status = 'ok'") > 0);
+    assert_eq!(number("SELECT count(*) FROM nft_asks WHERE status = 'failed'"), 0);
+    for table in ["tokens", "nft_asks", "contract_version_code"] {
+        let asked_at = number(&format!("SELECT min(asked_at_height) FROM {table}"));
+        assert!((TO + 1..=sealed - 40).contains(&asked_at), "{table}: {asked_at}");
+    }
+}

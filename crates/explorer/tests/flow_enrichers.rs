@@ -200,15 +200,67 @@ fn hostile_answers_are_as_good_as_none() {
         assert_eq!(get("tokens", token, "status"), &Value::text(status));
         assert!(!rows.contains_key("search_index"));
     }
-    // A script that fails says nothing, and is not asked again.
-    let node = Arc::new(Node::default());
-    let rows = ask(&*enricher(names::TOKEN_METADATA_WORKER, &node), &subject("Co\"in\n", "ft"));
-    assert_eq!(get("tokens", &rows["tokens"][0], "status"), &Value::text("silent"));
+    let node = answering(json!("not a value"));
+    ask(&*enricher(names::TOKEN_METADATA_WORKER, &node), &subject("Co\"in\n", "ft"));
     assert_eq!(
         node.asked.lock().unwrap()[0].1[1],
         CdcValue::String("Co\"in\n".into()),
         "any name is an argument"
     );
+}
+
+#[test]
+fn of_a_script_that_failed_nothing_is_known_and_its_words_are_kept() {
+    let item = Key(vec![
+        Value::bytes(&account(9).0),
+        Value::text("Cats"),
+        Value::Amount(U256::from(7)),
+        Value::bytes(&account(2).0),
+    ]);
+    let said =
+        format!("[Error Code: 1101] cadence runtime error: panic: \u{202e}no\0 {}", "x".repeat(100_000));
+    for (worker, key, tables) in [
+        (names::TOKEN_METADATA_WORKER, subject("Coin", "ft"), ["token_contracts", "tokens"]),
+        (names::TOKEN_METADATA_WORKER, subject("Cats", "nft"), ["token_contracts", "nft_collections"]),
+        (names::NFT_METADATA_WORKER, item, ["nft_asks", "nft_asks"]),
+    ] {
+        let node = Arc::new(Node::default());
+        *node.answer.lock().unwrap() = Some(Ok(ScriptAnswer::Failed(said.clone())));
+        let enricher = enricher(worker, &node);
+        let error = now(enricher.ask(&key, AT)).unwrap_err();
+        assert_eq!(error.failure, AskFailure::Final, "it is not asked again");
+        let rows = checked(&*enricher, enricher.given_up(&key, AT, &error.message));
+        for table in tables {
+            assert_eq!(get(table, &rows[table][0], "status"), &Value::text("failed"), "{table}");
+        }
+        let message = get(tables[0], &rows[tables[0]][0], "message").as_text().unwrap();
+        assert!(message.starts_with("[Error Code: 1101] cadence runtime error: panic: no x"), "{message}");
+        assert!(message.len() <= 1_000);
+        assert!(!rows.contains_key("nft_metadata"), "what an earlier owner's said stays");
+    }
+}
+
+/// A node of mainnet.
+fn mainnet_enricher(name: &str, node: &Arc<Node>) -> Arc<dyn Enricher> {
+    let network = Some(cairn_flow::Network::Mainnet);
+    let settings = Settings { scripts: Some(node.clone()), network, ..flow::settings() };
+    match flow_processors(&settings).into_iter().find(|processor| processor.service().name == name) {
+        Some(Processor::Enricher(enricher)) => enricher,
+        _ => panic!("{name}"),
+    }
+}
+
+#[test]
+fn no_script_is_sent_at_a_block_of_before_cadence_1() {
+    let node = answering(found(&[]));
+    let enricher = mainnet_enricher(names::TOKEN_METADATA_WORKER, &node);
+    let error = now(enricher.ask(&subject("Coin", "ft"), AT)).unwrap_err();
+    assert_eq!(error.failure, AskFailure::Transient, "it waits for a later block");
+    assert!(error.message.contains("85981135"), "{}", error.message);
+    assert!(node.asked.lock().unwrap().is_empty());
+    let code = mainnet_enricher(names::CONTRACT_CODE_WORKER, &node);
+    let key = Key(vec![Value::bytes(&account(9).0), Value::text("Gone"), Value::bytes(&[1; 32])]);
+    assert!(matches!(now(code.ask(&key, AT)), Ok(Asked::Rows(_))), "accounts have no syntax");
 }
 
 #[test]

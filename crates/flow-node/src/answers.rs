@@ -152,13 +152,30 @@ impl State {
         Err(Status::invalid_argument(format!("requested block range ({heights}) exceeded maximum ({most})")))
     }
 
+    /// Whether it has the state that a block left.
+    fn has_state(&self, height: u64) -> Result<bool, Status> {
+        let sealed = self.latest(true)?.header.height;
+        Ok(self.behaviour.keeps_state_heights.is_none_or(|kept| sealed - height.min(sealed) < kept))
+    }
+
     fn account(&self, address: &[u8], height: u64) -> Result<proto::Account, Status> {
-        self.executed(&self.at(height)?.id)?;
+        let block = self.executed(&self.at(height)?.id)?;
+        if !self.has_state(height)? {
+            let id = hex::encode(&block.id);
+            return Err(Status::out_of_range(format!("state for block ID {id} not available")));
+        }
         self.ledger.account(address, height).ok_or_else(|| Status::not_found("account not found"))
     }
 
     fn script(&self, script: &[u8], arguments: &[Bytes], height: u64) -> Result<Bytes, Status> {
-        self.executed(&self.at(height)?.id)?;
+        let block = self.executed(&self.at(height)?.id)?;
+        // With the code and the words of flow-go.
+        if !self.has_state(height)? {
+            let id = hex::encode(&block.id);
+            return Err(Status::invalid_argument(format!(
+                "failed to execute script: failed to create storage snapshot: state not found in ledger for commit {id} (block {id}): execution state is pruned"
+            )));
+        }
         let value = scripts::answer(&self.ledger, height, script, arguments);
         let value = value
             .map_err(|message| Status::invalid_argument(format!("failed to execute script: {message}")))?;
@@ -456,6 +473,12 @@ mod tests {
                 assert_eq!(answer.value, crate::cdc::ufix64(account.balance).0);
             }
         }
+        let state = generator.state();
+        lock(&state).behaviour.keeps_state_heights = Some(28);
+        assert!(lock(&state).has_state(1_000).expect("answers"));
+        lock(&state).behaviour.keeps_state_heights = Some(27);
+        assert!(!lock(&state).has_state(1_000).expect("answers"));
+        lock(&state).behaviour.keeps_state_heights = None;
         let unknown = proto::ExecuteScriptAtBlockHeightRequest { block_height: 1_000, ..Default::default() };
         let refusal = ask::<proto::ExecuteScriptResponse>(&generator, "ExecuteScriptAtBlockHeight", &unknown);
         assert_eq!(refusal.expect_err("is refused").code(), Code::InvalidArgument);

@@ -35,6 +35,8 @@ pub struct Behaviour {
     pub is_system_unstored: bool,
     /// Results by index are of users' transactions alone.
     pub is_system_refused_by_index: bool,
+    /// It has the state of so many sealed heights, the newest; of older blocks it answers no script and no account. `None`: of all.
+    pub keeps_state_heights: Option<u64>,
     /// A call or a stream that fails, and how.
     pub failing: Option<(&'static str, tonic::Code)>,
     /// A call that it never answers.
@@ -55,6 +57,7 @@ impl Default for Behaviour {
             bulk_lacks: None,
             is_system_unstored: false,
             is_system_refused_by_index: false,
+            keeps_state_heights: None,
             failing: None,
             hanging: None,
             rate_limit: None,

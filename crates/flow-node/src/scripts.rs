@@ -23,8 +23,17 @@ use crate::ledger::{ContractId, Ledger};
 /// Those of `borrowNFT` and of what has `Display` in its name answer with a dictionary, without what there is not.
 pub fn answer(ledger: &Ledger, height: u64, script: &[u8], arguments: &[Bytes]) -> Result<Bytes, String> {
     let script = std::str::from_utf8(script).map_err(|error| error.to_string())?;
+    let value =
+        value(ledger, height, script, arguments).map_err(|message| match message.starts_with('[') {
+            true => message,
+            false => format!("[Error Code: 1052] transaction arguments are invalid: {message}"),
+        })?;
+    Ok(value.0.into())
+}
+
+fn value(ledger: &Ledger, height: u64, script: &str, arguments: &[Bytes]) -> Result<Cdc, String> {
     let arguments = Arguments::read(arguments)?;
-    let value = if script.contains("FungibleToken.Balance") {
+    Ok(if script.contains("FungibleToken.Balance") {
         let key = (arguments.contract(1)?, arguments.address(0)?);
         cdc::ufix64(ledger.vaults.at(&key, height).map_or(0, |vault| vault.balance))
     } else if script.contains("getIDs") {
@@ -60,8 +69,7 @@ pub fn answer(ledger: &Ledger, height: u64, script: &[u8], arguments: &[Bytes]) 
         found(if is_there { vec![("standard", cdc::boolean(true)), ("name", name)] } else { Vec::new() })
     } else {
         return Err(UNKNOWN.into());
-    };
-    Ok(value.0.into())
+    })
 }
 
 /// What a script found, by name.

@@ -123,6 +123,15 @@ impl Network {
         }
     }
 
+    /// The first block of Cadence 1.0, whose syntax older ones don't know: the root of mainnet25 and of devnet51. `None`: all blocks have it.
+    pub fn cadence_1_root(self) -> Option<u64> {
+        match self {
+            Network::Mainnet => Some(85_981_135),
+            Network::Testnet => Some(211_176_670),
+            Network::Emulator => None,
+        }
+    }
+
     /// Where the spork ends in which a height lies: the next one's root. `None`: no later one is known.
     pub fn spork_end(self, height: u64) -> Option<Spork> {
         self.sporks().iter().copied().find(|spork| spork.root_height > height)
@@ -187,6 +196,8 @@ mod tests {
             assert_eq!(Network::from_chain_id(network.chain_id()), Some(network));
         }
         assert_eq!(Network::from_chain_id("flow-previewnet"), None);
+        let crescendo = MAINNET_SPORKS.iter().find(|spork| spork.name == "mainnet25");
+        assert_eq!(Network::Mainnet.cadence_1_root(), crescendo.map(|spork| spork.root_height));
         let end = |height| Network::Mainnet.spork_end(height).map(|spork| spork.name);
         assert_eq!(
             [130_290_658, 130_290_659, 137_390_145, 137_390_146].map(end),

@@ -46,7 +46,7 @@ pub struct HeadRow {
     pub tip: Option<BlockRef>,
     /// The node's `safe` block as last seen; a hint for readers, never above the tip, may move back.
     pub safe: Option<BlockRef>,
-    /// The finalised block. Only grows. May lie above the tip during a backfill.
+    /// The finalised block. Only grows. The store takes one above the tip too; the ingester gives none, but a block of its own as long as the source's lies there.
     pub finalized: Option<BlockRef>,
     /// The newest reorg.
     pub newest_reorg: ReorgMark,

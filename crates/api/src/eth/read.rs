@@ -116,9 +116,9 @@ impl Reading {
     }
 }
 
-/// `safe` or `finalized` where the source never named one: the execution API's -39001.
+/// `safe` or `finalized` where none is known: the source never named one, or what it named is above the tip and the archive still short. The execution API's -39001.
 pub(crate) fn unknown_tag(tag: BlockTag) -> RpcError {
-    RpcError::new(UNKNOWN_BLOCK, format!("{tag} block not found: the source has named none yet"))
+    RpcError::new(UNKNOWN_BLOCK, format!("{tag} block not found: none is known yet"))
 }
 
 /// Runs work on `bytes` bytes of block data where it may block: small amounts here, large ones off the async threads.

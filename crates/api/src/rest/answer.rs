@@ -44,7 +44,7 @@ pub(crate) struct Meta {
     /// The newest block that the answer counts in: where the slowest of the required workers stands; without any, the newest stored
     /// block. Null while there is none.
     pub data_watermark: Option<BlockStamp>,
-    /// The newest finalised height that is stored. Null while there is none.
+    /// The height up to which nothing is undone any more. While blocks are being caught up newer ones are final too. Null while there is none.
     pub finalized_height: Option<Num>,
     /// The first stored height, where that is not the chain's first, 0: everything is counted from there. Balances, holders, owners, items and statistics are then
     /// what came and went since: who held something before and gave it away has a balance below 0, which no list of holders shows. Null where the

@@ -41,7 +41,7 @@ pub(crate) struct Status {
     pub raw_tip_height: Option<Num>,
     /// The newest stored block.
     pub raw_tip: Option<BlockStamp>,
-    /// The finalised block as the source named it; it may lie above the tip while blocks are being caught up.
+    /// The finalised block, as far as it is stored: what the source named, or, while that lies above the tip, the block so far below the tip that no reorg may take it.
     pub finalized: Option<BlockName>,
     /// Reorgs so far.
     pub newest_reorg: Num,

@@ -45,7 +45,7 @@ pub(crate) enum NameStatus {
     Silent,
     /// At `asked_at_height` there is no code any more: it was destroyed.
     NoCode,
-    /// No node could be asked.
+    /// No node could be asked, or what was asked failed.
     Failed,
 }
 

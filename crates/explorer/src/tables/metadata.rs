@@ -3,7 +3,7 @@
 //!
 //! Names are cleaned ([`crate::decode::clean`]): anybody can choose any name, so a name never identifies a token.
 //! `status` is `ok`, `partial` (something was answered, and something not), `silent` (the contract answers none of it), `no-code` (at that block there is no contract any
-//! more, as a node says that was asked again) or `failed` (no node could be asked; `message` says why).
+//! more, as a node says that was asked again) or `failed` (no node could be asked, or what was asked failed, as a script of Flow's may; `message` says why).
 
 use cairn_store::derived::{ColumnType, IndexDef, TableClass, TableDef, column};
 

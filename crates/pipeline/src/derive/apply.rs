@@ -7,6 +7,7 @@ use std::time::Duration;
 use cairn_store::derived::{ApplyProgress, ForkState};
 use cairn_store::{ReorgEntry, StoreError};
 
+use super::ahead;
 use super::context::Context;
 use super::error::DeriveError;
 use crate::backoff::Backoff;
@@ -134,6 +135,7 @@ async fn apply(context: &Context, entry: &ReorgEntry) -> Result<(), DeriveError>
     tracing::info!(reorg = entry.id, common = %entry.common, orphans = entry.orphans.len(), "applying a reorg");
     context.board.update(|status| status.applying = true);
     app.begin_apply(entry).await?;
+    ahead::begin_anew(context, entry).await?;
     while app.apply_step(entry.id, context.options.apply_rows).await? == ApplyProgress::More {
         // The gate is free between steps: commits far below the reorg go on.
         tokio::task::yield_now().await;

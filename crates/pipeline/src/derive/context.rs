@@ -8,6 +8,7 @@ use cairn_store::RawReader;
 use cairn_store::derived::{Catalog, ChunkCommit, DerivedStore, ErrorLog};
 use tokio_util::sync::CancellationToken;
 
+use super::ahead::Ahead;
 use super::error::DeriveError;
 use super::faults::Faults;
 use super::guard::text_of;
@@ -28,6 +29,8 @@ pub(super) struct Context {
     pub options: DeriveOptions,
     /// What mappers read last.
     pub recent: RecentBlocks,
+    /// What nodes call final.
+    pub ahead: Ahead,
     /// What a node doesn't answer.
     pub unanswered: Unanswered,
     /// What may pass and hasn't yet.

@@ -1,7 +1,7 @@
 //! One chunk of an enricher: things that event rows name, asked of a node once.
 //!
 //! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
-//! again; anything else is asked at the finalised block. A chunk ends where rows that name things are being made again. A range that is made again asks about what is known too;
+//! again; anything else is asked at the finalised block. An archive that catches up asks at the node's finalised block, above its own tip ([`super::ahead`]). A chunk ends where rows that name things are being made again. A range that is made again asks about what is known too;
 //! what is known stays where the node has no answer now. No transaction is open while a node is asked. A chunk that names more than one commit takes is cut, down to one
 //! block ([`super::asking`]). What only it fails over is given up in the end ([`super::unanswered`]).
 
@@ -90,9 +90,16 @@ pub(super) async fn prepare(
     }
     drop(snapshot);
 
+    let ahead = match first_named.is_empty() {
+        true => None,
+        false => context.ahead.finalized(enricher, chunk.tip).await,
+    };
     let settled = chunk.finalized.filter(|_| chunk.finalized_exclusive.get() > 0);
-    let question = |(key, named): (Key, BlockRef)| match settled {
-        Some(at) if named.height <= at.height => Question { key, named: named.height, at, is_settled: true },
+    let question = |(key, named): (Key, BlockRef)| match (ahead, settled) {
+        (Some(at), _) => Question { key, named: named.height, at, is_settled: true },
+        (None, Some(at)) if named.height <= at.height => {
+            Question { key, named: named.height, at, is_settled: true }
+        }
         _ => Question { key, named: named.height, at: named, is_settled: false },
     };
     let mut questions: Vec<Question> = first_named.into_iter().map(question).collect();

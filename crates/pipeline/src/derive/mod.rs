@@ -10,6 +10,7 @@
 //! * **Shutdown.** The running chunk is committed or dropped, and leases are given back.
 
 mod absent;
+mod ahead;
 mod apply;
 mod asking;
 mod clearing;
@@ -103,6 +104,7 @@ impl Deriver {
             errors,
             catalog,
             recent: recent::RecentBlocks::new(options.recent_bytes),
+            ahead: ahead::Ahead::default(),
             unanswered: unanswered::Unanswered::default(),
             troubles: troubles::Troubles::default(),
             options,

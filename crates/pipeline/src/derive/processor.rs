@@ -323,6 +323,12 @@ pub trait Enricher: Send + Sync {
     /// The table whose rows say that a thing is known already.
     fn known_in(&self) -> &'static TableDef;
 
+    /// The newest block that the node calls final; `None` where it doesn't say. An archive that is not that far yet asks there, since few nodes have the state
+    /// of the blocks where it is.
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        Ok(None)
+    }
+
     /// Asks about one thing as it is at a block. Bounded in time and size by the implementation.
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError>;
 

@@ -29,6 +29,8 @@ pub(super) struct RawChunk {
     pub finalized_exclusive: Height,
     /// The finalised block, where it is stored.
     pub finalized: Option<BlockRef>,
+    /// How far the raw store had come.
+    pub tip: Height,
     /// The block below the first height; the first block's parent, where there is one.
     pub parent_id: Option<BlockId>,
 }
@@ -67,6 +69,7 @@ pub(super) async fn read_raw(
         return Err(not_yet(format!("raw heights {heights}")));
     }
     let finalized_exclusive = undone_never(head, &forks);
+    let tip = head.tip.map_or(Height::ZERO, |tip| tip.height);
     let finalized = match head.stored_finalized() {
         Some(height) => snapshot.linked_ref(height).await?.map(|linked| linked.block),
         None => None,
@@ -81,7 +84,7 @@ pub(super) async fn read_raw(
         Some(first) => Some(first.facts.parent_id),
         None => block_below(&*snapshot, heights.start()).await?,
     };
-    Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized, parent_id })
+    Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized, tip, parent_id })
 }
 
 /// Below this height nothing on the app store's side is ever undone.

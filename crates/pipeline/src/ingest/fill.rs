@@ -33,6 +33,14 @@ pub(super) enum FillTurn {
     Did(Turn),
 }
 
+/// What workers that fill share.
+struct Joining {
+    /// The head advances for one of them at a time.
+    one_at_a_time: tokio::sync::Mutex<()>,
+    /// What the source called final when they began.
+    finalized: Option<BlockRef>,
+}
+
 impl Ingester {
     /// Frees what a predecessor of the same name left claimed, so that nobody waits until it expires. To be called by whoever has just
     /// become the store's ingester: the predecessor is dead, or ends at its next step since the head's fence is another's, and what it
@@ -100,7 +108,7 @@ impl Ingester {
     ) -> Result<Turn, IngestError> {
         let missing = stop_exclusive.since(tip.height.next());
         tracing::debug!(%stop_exclusive, missing, workers = fill.workers, "filling ahead");
-        let joined = tokio::sync::Mutex::new(());
+        let joined = Joining { one_at_a_time: tokio::sync::Mutex::new(()), finalized: heads.finalized };
         // The first failure ends all: what lies above a seam that doesn't link may have to be thrown away.
         let enough = shutdown.child_token();
         let (head_fence, joined, stop) = (session.fence, &joined, &enough);
@@ -166,7 +174,7 @@ impl Ingester {
         fill: &FillOptions,
         worker: usize,
         stop_exclusive: Height,
-        joined: &tokio::sync::Mutex<()>,
+        joined: &Joining,
         shutdown: &CancellationToken,
     ) -> Result<bool, IngestError> {
         let owner = owner_of(fill, worker);
@@ -205,7 +213,7 @@ impl Ingester {
         head_fence: cairn_core::Fence,
         fill: &FillOptions,
         mut lease: RawLease,
-        joined: &tokio::sync::Mutex<()>,
+        joined: &Joining,
         shutdown: &CancellationToken,
     ) -> Result<(), IngestError> {
         let held = lease.clone();
@@ -268,7 +276,7 @@ impl Ingester {
         head_fence: cairn_core::Fence,
         fill: &FillOptions,
         lease: &mut RawLease,
-        joined: &tokio::sync::Mutex<()>,
+        joined: &Joining,
         shutdown: &CancellationToken,
     ) -> Result<(), IngestError> {
         let range = HeightRange::new(lease.done_to, lease.range.end());
@@ -293,9 +301,10 @@ impl Ingester {
                     let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
                     *lease = self.store.fill(lease, blocks, fill.lease_ttl_ms).await?;
                     self.status.committed(count, transactions, bytes, self.source.bound_by());
-                    let _one_at_a_time = joined.lock().await;
+                    let _one_at_a_time = joined.one_at_a_time.lock().await;
                     let head = self.store.advance(head_fence).await?;
                     self.status.head(&head);
+                    self.follow_advance(head_fence, head, joined.finalized).await?;
                 }
                 drop(reservations);
                 if let Some(block) = broken {

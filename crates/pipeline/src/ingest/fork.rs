@@ -157,8 +157,10 @@ impl Ingester {
                 let next = above.filter(|_| at < tip.height);
                 return Ok(Walk::Common { common: stored, next });
             }
-            if let Some(finalized) = head.finalized
-                && at <= finalized.height
+            let limit = self.options.max_reorg_depth_blocks;
+            let is_too_deep = tip.height.since(at) + 1 > limit;
+            // While the archive catches up the mark is where the limit is: what is deeper is called so.
+            if let Some(finalized) = head.finalized.filter(|finalized| at <= finalized.height && !is_too_deep)
             {
                 let error = IngestError::BelowFinality { at, theirs: theirs.block, ours: stored, finalized };
                 return Ok(Walk::TooFar { theirs, error });
@@ -166,8 +168,7 @@ impl Ingester {
             if at == first {
                 return Ok(Walk::TooFar { theirs, error: IngestError::AnchorGone { anchor: stored } });
             }
-            let limit = self.options.max_reorg_depth_blocks;
-            if tip.height.since(at) + 1 > limit {
+            if is_too_deep {
                 return Ok(Walk::TooFar {
                     theirs,
                     error: IngestError::TooDeep { at, theirs: theirs.block, tip, limit },

@@ -10,6 +10,7 @@
 
 mod fetch;
 mod fill;
+mod finality;
 mod fork;
 mod options;
 mod reports;
@@ -256,7 +257,7 @@ impl Ingester {
             }
             return self.append_up_to(session, &head, &heads, target, shutdown).await;
         };
-        let head = self.move_finality(session, head, tip, &heads).await?;
+        let head = self.move_finality(session.fence, head, tip, &heads).await?;
         if self.options.stop_inclusive.is_some_and(|stop| tip.height >= stop) {
             return Ok(Turn::Finished(Finished::ReachedStop));
         }
@@ -294,41 +295,6 @@ impl Ingester {
             }
             while self.store.purge_step(session.fence, PURGE_STEP_BLOCKS).await? != PurgeProgress::Done {}
         }
-    }
-
-    /// Moves the finalised and safe marks as far as they agree with what is stored. A mark above the tip proves nothing of the blocks
-    /// below it: behind a load balancer they may have come from a node that is stuck on a dead fork. A mark that contradicts
-    /// the stored chain is not taken: if the chains really differ, the fork itself will show it.
-    async fn move_finality(
-        &self,
-        session: &Session,
-        head: HeadRow,
-        tip: BlockRef,
-        heads: &Heads,
-    ) -> Result<HeadRow, IngestError> {
-        let grown = |mark: &BlockRef| head.finalized.is_none_or(|stored| mark.height > stored.height);
-        let finalized = match heads.finalized.filter(grown) {
-            Some(mark) if mark.height <= tip.height => {
-                let stored = self.store.snapshot().await?.linked_ref(mark.height).await?;
-                match stored {
-                    Some(ours) if ours.block.id == mark.id => Some(mark),
-                    Some(ours) => {
-                        tracing::warn!(node = %mark, stored = %ours.block, "the node's finalised block is not the stored one; not taken");
-                        metrics::counter!("cairn_ingest_finality_conflicts_total").increment(1);
-                        None
-                    }
-                    None => None,
-                }
-            }
-            _ => None,
-        };
-        let safe = heads.safe.filter(|safe| head.safe != Some(*safe) && safe.height <= tip.height);
-        if finalized.is_none() && safe.is_none() {
-            return Ok(head);
-        }
-        let head = self.store.finalize(session.fence, finalized, safe).await?;
-        self.status.head(&head);
-        Ok(head)
     }
 
     /// Appends from the tip up to `target_inclusive`, fetching ahead of the commits.
@@ -420,7 +386,7 @@ impl Ingester {
                 let new_tip = last.block_ref();
                 let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
                 let count = blocks.len() as u64;
-                let finalized = finalized_in(heads, &blocks);
+                let finalized = self.finalized_with(heads, &blocks).await?;
                 let batch = AppendBatch { blocks, finalized, safe: heads.safe };
                 let head = self.store.append(fence, batch).await?;
                 self.status.head(&head);
@@ -514,12 +480,6 @@ impl Gathered {
         self.reservations.push(piece.reservation);
         self.end = piece.end;
     }
-}
-
-/// The finalised mark where it is one of these blocks; below them it is left to [`Ingester::move_finality`].
-fn finalized_in(heads: &Heads, blocks: &[RawBlock]) -> Option<BlockRef> {
-    let mark = heads.finalized?;
-    blocks.iter().map(RawBlock::block_ref).find(|block| *block == mark)
 }
 
 /// How many of `blocks` link to `tip` and to each other, height by height.

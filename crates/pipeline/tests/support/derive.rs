@@ -303,6 +303,8 @@ type AskFn = dyn Fn(&Key, BlockRef) -> (u64, Result<Option<String>, AskError>) +
 /// An enricher that asks about each row of `MARKS`: how long the answer takes, and what it is.
 pub struct NameWorker {
     pub ask: Box<AskFn>,
+    /// What the node calls final.
+    pub finalized: Option<BlockRef>,
 }
 
 static NAME_WORKER: ServiceInfo =
@@ -326,6 +328,10 @@ impl Enricher for NameWorker {
         &NAMES
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        Ok(self.finalized)
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let (takes_ms, answer) = (self.ask)(key, at);
         pass_ms(takes_ms).await;
@@ -342,7 +348,15 @@ impl Enricher for NameWorker {
 pub fn names(
     ask: impl Fn(&Key, BlockRef) -> (u64, Result<Option<String>, AskError>) + Send + Sync + 'static,
 ) -> Processor {
-    Processor::Enricher(Arc::new(NameWorker { ask: Box::new(ask) }))
+    names_of(None, ask)
+}
+
+/// The same of a node that calls this block final.
+pub fn names_of(
+    finalized: Option<BlockRef>,
+    ask: impl Fn(&Key, BlockRef) -> (u64, Result<Option<String>, AskError>) + Send + Sync + 'static,
+) -> Processor {
+    Processor::Enricher(Arc::new(NameWorker { ask: Box::new(ask), finalized }))
 }
 
 /// A raw store of a synthetic chain, an app store, and the error log.

@@ -65,6 +65,13 @@ pub async fn pass_ms(ms: u64) {
 #[derive(Debug, Clone, Copy)]
 pub struct TestClock(Instant);
 
+impl TestClock {
+    /// One that begins now.
+    pub fn now() -> TestClock {
+        TestClock(Instant::now())
+    }
+}
+
 impl Clock for TestClock {
     fn now_ms(&self) -> u64 {
         1_700_000_000_000 + self.0.elapsed().as_millis() as u64

@@ -31,8 +31,10 @@ pub(super) enum Refusal {
     RateLimited(String),
     /// Worth another try.
     Transient(String),
-    /// It will never answer this question, whoever asks: of a script, that it failed (flow-go answers that with INVALID_ARGUMENT), or took more than
-    /// a script may (with RESOURCE_EXHAUSTED).
+    /// It ran a script, which failed, or took more than a script may: it would again.
+    ScriptFailed(String),
+    /// It doesn't take the question. Of state that says nothing of what was asked: a node passes on with INVALID_ARGUMENT whatever went wrong where a script was to
+    /// be run, such as that the state of the block isn't there any more.
     BadRequest(String),
     /// It will never answer this: it doesn't let us, or has lost it.
     Permanent(String),
@@ -47,7 +49,10 @@ pub(super) fn classify(status: &Status) -> Refusal {
         // Nothing else names a root: of a script that failed, the words are whatever its author wants.
         Code::NotFound | Code::OutOfRange if let Some(below_root) = below_root(message) => below_root,
         Code::ResourceExhausted if is_of_script(message) => {
-            Refusal::BadRequest(format!("{:?}: {message}", status.code()))
+            Refusal::ScriptFailed(format!("{:?}: {message}", status.code()))
+        }
+        Code::InvalidArgument if is_scripts_failure(message) => {
+            Refusal::ScriptFailed(format!("{:?}: {message}", status.code()))
         }
         Code::ResourceExhausted | Code::OutOfRange if too_large => Refusal::TooLarge(message.into()),
         Code::ResourceExhausted => Refusal::RateLimited(message.into()),
@@ -92,6 +97,24 @@ fn is_of_script(message: &str) -> bool {
         .any(|limit| message.starts_with(limit))
 }
 
+/// Codes of the virtual machine for a script that the node stopped since it took too long, or since the question was taken back: a busy node says that of any.
+const STOPPED: [&str; 2] = ["[Error Code: 1113]", "[Error Code: 1114]"];
+
+/// Whether the script itself failed: the virtual machine gives such an error a code ("[Error Code: 1101] cadence runtime error: …", flow-go `fvm/errors/codes.go`), and one
+/// of its own "[Failure Code: 2002] …". What went wrong before the script ran has neither: "failed to create storage snapshot: state not found in ledger for
+/// commit …: execution state is pruned", "state commitment not found", "data unavailable for block height". A contract that puts such words into what it panics with
+/// makes a node look troubled by itself alone.
+fn is_scripts_failure(message: &str) -> bool {
+    let has_code = message.split("[Error Code: ").skip(1).any(|after| {
+        after
+            .split_once(']')
+            .is_some_and(|(code, _)| !code.is_empty() && code.bytes().all(|b| b.is_ascii_digit()))
+    });
+    has_code
+        && !message.contains("[Failure Code: ")
+        && !STOPPED.iter().any(|stopped| message.contains(stopped))
+}
+
 impl Refusal {
     /// As a source's failure; `None` where it means "not there".
     pub fn into_error(self, endpoint: &str) -> Option<SourceError> {
@@ -114,7 +137,7 @@ impl Refusal {
             Refusal::Unimplemented => {
                 SourceError::Permanent { endpoint, message: "it is too old for this call".into() }
             }
-            Refusal::Permanent(message) | Refusal::BadRequest(message) => {
+            Refusal::Permanent(message) | Refusal::BadRequest(message) | Refusal::ScriptFailed(message) => {
                 SourceError::Permanent { endpoint, message }
             }
         })
@@ -141,8 +164,10 @@ mod tests {
         ] {
             assert_eq!(classify(&Status::not_found(text)), Refusal::BelowRoot { root_height, is_sporks });
             // A script may say so too, when it panics.
-            let panicked = Status::invalid_argument(format!("failed to execute script: panic: {text}"));
-            assert!(matches!(classify(&panicked), Refusal::BadRequest(_)));
+            let panicked = Status::invalid_argument(format!(
+                "failed to execute script: [Error Code: 1101] cadence runtime error: panic: {text}"
+            ));
+            assert!(matches!(classify(&panicked), Refusal::ScriptFailed(_)));
         }
         assert_eq!(classify(&Status::not_found("not found: key not found")), Refusal::NotYet);
         assert_eq!(classify(&Status::out_of_range("start height above sealed")), Refusal::NotYet);
@@ -180,7 +205,7 @@ mod tests {
             let status = Status::resource_exhausted(format!(
                 "script execution {limit} limit exceeded: [Error Code: 1110] computation exceeds limit (100000)"
             ));
-            assert!(matches!(classify(&status), Refusal::BadRequest(_)), "{status}");
+            assert!(matches!(classify(&status), Refusal::ScriptFailed(_)), "{status}");
         }
         // What a node says of a rate, whatever it names.
         let status = Status::resource_exhausted(
@@ -213,6 +238,39 @@ mod tests {
             "account with address 09 not found: block height 5 is less than the spork root block height 7. Try to use a historic node",
         );
         assert_eq!(classify(&below), Refusal::BelowRoot { root_height: 7, is_sporks: true });
+    }
+
+    #[test]
+    fn a_script_that_failed_is_told_from_a_node_that_could_not_run_it() {
+        let passed_on = "failed to execute the script on the execution node execution-002.previewnet1.nodes.onflow.org:3569: \
+             rpc error: code = InvalidArgument desc = failed to execute script: ";
+        for words in [
+            "[Error Code: 1101] failed to execute script at block (89c6): [Error Code: 1101] error caused by: 1 error occurred:\n\t* \
+             [Error Code: 1101] cadence runtime error: Execution failed:\nerror: unexpectedly found nil while forcing an Optional value",
+            "[Error Code: 1110] computation exceeds limit (100000)",
+            "[Error Code: 1111] memory usage exceeds limit (20000000000)",
+            "[Error Code: 1052] transaction arguments are invalid: (argument is not json decodable)",
+        ] {
+            for words in [format!("failed to execute script: {words}"), format!("{passed_on}{words}")] {
+                let refusal = classify(&Status::invalid_argument(&words));
+                assert!(matches!(refusal, Refusal::ScriptFailed(_)), "{words}: {refusal:?}");
+            }
+        }
+        for words in [
+            "failed to create storage snapshot: state not found in ledger for commit e3ee960a (block faa53f49): execution state is pruned",
+            "failed to execute script at block (89c6): state commitment not found (e3ee960a)",
+            "data unavailable for block height: the requested height (39290353) is beyond the highest indexed height(57976549)",
+            "[Failure Code: 2002] ledger returns unsuccessful: trie with the given rootHash not found",
+            "[Error Code: 1101] cadence runtime error: [Failure Code: 2002] ledger returns unsuccessful",
+            "[Error Code: 1113] script timed out and did not finish executing within the maximum execution time allowed",
+            "[Error Code: ] and none",
+            "script and/or arguments are too large",
+        ] {
+            for words in [format!("failed to execute script: {words}"), format!("{passed_on}{words}")] {
+                let refusal = classify(&Status::invalid_argument(&words));
+                assert!(matches!(refusal, Refusal::BadRequest(_)), "{words}: {refusal:?}");
+            }
+        }
     }
 
     #[test]

@@ -94,7 +94,7 @@ async fn script_of(
 ) -> Result<Script> {
     match node.ask::<_, proto::ExecuteScriptResponse>(Call::ExecuteScriptAtBlockId, question).await {
         Ok(answer) => Ok(Script::Returned(answer.value)),
-        Err(Refusal::BadRequest(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
+        Err(Refusal::ScriptFailed(message) | Refusal::TooLarge(message)) => Ok(Script::Failed(message)),
         Err(refusal) => Err(error_of(node, at, refusal)),
     }
 }
@@ -109,6 +109,14 @@ fn not_answered(tried: &mut Tried, node: &Node, error: SourceError) -> Result<()
 }
 
 fn error_of(node: &Node, at: BlockRef, refusal: Refusal) -> SourceError {
+    // It says so of state that it doesn't have, too: another node may.
+    if let Refusal::BadRequest(message) = refusal {
+        let endpoint = node.name.clone();
+        return SourceError::Transient {
+            endpoint,
+            message: format!("it could not answer at block {at}: {message}"),
+        };
+    }
     refusal.into_error(&node.name).unwrap_or_else(|| SourceError::Transient {
         endpoint: node.name.clone(),
         message: format!("it doesn't have block {at} yet, or no longer its state"),

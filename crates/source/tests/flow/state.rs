@@ -31,9 +31,41 @@ async fn only_a_script_that_failed_counts_as_failed() {
         let source = one(&node).await;
         source.execute_script(block(&source).await, "", Vec::new()).await
     };
-    assert!(matches!(ask(Code::InvalidArgument).await, Ok(Script::Failed(_))));
+    // A node passes on with INVALID_ARGUMENT whatever went wrong.
+    let error = ask(Code::InvalidArgument).await.expect_err("no word of the script");
+    assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
     for code in [Code::PermissionDenied, Code::Unauthenticated, Code::DataLoss, Code::Unavailable] {
         assert!(ask(code).await.is_err(), "{code:?}");
+    }
+    let node = serving(linked_blocks(20..=22, &[1], 1)).await;
+    let source = one(&node).await;
+    let answer = source.execute_script(block(&source).await, "", Vec::new()).await;
+    assert!(
+        matches!(&answer, Ok(Script::Failed(message)) if message.contains("[Error Code: 1101]")),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_node_without_the_state_of_a_block_says_nothing_of_a_script() {
+    let lacks = behaving(
+        linked_blocks(20..=22, &[1], 1),
+        Behaviour { keeps_state_heights: Some(1), ..Behaviour::default() },
+    )
+    .await;
+    let source = one(&lacks).await;
+    let at = block(&source).await;
+    let error = source.execute_script(at, "", Vec::new()).await.expect_err("it can't run it");
+    assert_eq!(error.kind(), ErrorKind::Retry);
+    assert!(error.to_string().contains("execution state is pruned"), "{error}");
+    assert_eq!(source.account(at, NOBODY).await.expect_err("it can't tell").kind(), ErrorKind::Retry);
+    // Another one may have it.
+    let whole = serving(linked_blocks(20..=22, &[1], 1)).await;
+    let source = source_of([&lacks, &whole]).await;
+    for _ in 0..2 {
+        let answer = source.execute_script(at, "", Vec::new()).await;
+        assert!(matches!(answer, Ok(Script::Failed(_))), "{answer:?}");
+        assert_eq!(source.account(at, NOBODY).await.expect("answers"), None);
     }
 }
 
@@ -93,14 +125,16 @@ async fn state_that_one_node_does_not_give_is_asked_of_another() {
 
 #[tokio::test]
 async fn a_script_that_failed_and_a_limit_of_the_rate_end_the_question() {
-    for code in [Code::InvalidArgument, Code::ResourceExhausted] {
-        let nodes = [failing(SCRIPT, code).await, failing(SCRIPT, code).await];
+    for failing in [None, Some((SCRIPT, Code::ResourceExhausted))] {
+        let blocks = || linked_blocks(20..=22, &[1], 1);
+        let behaviour = || Behaviour { failing, ..Behaviour::default() };
+        let nodes = [behaving(blocks(), behaviour()).await, behaving(blocks(), behaviour()).await];
         let source = source_of([&nodes[0], &nodes[1]]).await;
         let answer = source.execute_script(block(&source).await, "", Vec::new()).await;
-        match code {
-            Code::InvalidArgument => assert!(matches!(answer, Ok(Script::Failed(_))), "{answer:?}"),
-            _ => assert!(matches!(answer, Err(SourceError::RateLimited { .. })), "{answer:?}"),
+        match failing {
+            None => assert!(matches!(answer, Ok(Script::Failed(_))), "{answer:?}"),
+            Some(_) => assert!(matches!(answer, Err(SourceError::RateLimited { .. })), "{answer:?}"),
         }
-        assert_eq!(nodes.iter().map(|node| node.asked(SCRIPT)).sum::<u64>(), 1, "{code:?}");
+        assert_eq!(nodes.iter().map(|node| node.asked(SCRIPT)).sum::<u64>(), 1, "{failing:?}");
     }
 }

@@ -150,6 +150,10 @@ pub trait DerivedSnapshot: Send + Sync {
     async fn quarantined(&self, services: &[&str], heights: HeightRange, limit: usize)
     -> Result<Quarantined>;
 
+    /// The highest block at which an answer in this table was asked, a reorg that is being applied or not; `None`: there is no answer. It may lie above
+    /// everything that is stored, since a node may be asked there.
+    async fn newest_asked(&self, table: &'static str) -> Result<Option<Height>>;
+
     /// Leases, by number.
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>>;
 

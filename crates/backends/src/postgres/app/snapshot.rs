@@ -383,6 +383,17 @@ impl DerivedSnapshot for PgSnapshot {
         quarantined::of(&*self.conn()?, services, heights, limit).await
     }
 
+    async fn newest_asked(&self, table: &'static str) -> Result<Option<Height>> {
+        let table = self.table(table)?;
+        let (TableClass::Answers, Some(height)) = (table.table.def().class, &table.height) else {
+            return Err(StoreError::Invalid(format!("table {} has no answers", table.table.name())));
+        };
+        let sql = format!("SELECT {height} FROM {} ORDER BY {height} DESC LIMIT 1", table.name);
+        let newest = self.conn()?.query_opt(&sql, &[]).await?;
+        let newest = newest.map(|row| column::<i64>(&row, 0)).transpose()?;
+        Ok(newest.map(|height| Height(height.max(0) as u64)))
+    }
+
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {
         let sql = format!(
             "SELECT {LEASE_COLUMNS} FROM app.worker_leases

@@ -135,6 +135,16 @@ pub(super) fn delete_from_top(
     delete_range(conn, table, from, heights.end())
 }
 
+/// The highest height of a row.
+pub(super) fn newest(conn: &Connection, table: &TableSql) -> Result<Option<Height>> {
+    let Some(height) = &table.height else { return Ok(None) };
+    let newest: Option<i64> = conn
+        .prepare_cached(&format!("SELECT max({height}) FROM {}", table.name))
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+        .map_err(db)?;
+    Ok(newest.map(|height| Height(height.unsigned_abs())))
+}
+
 /// Whether there is a row above a height.
 pub(super) fn any_above(conn: &Connection, table: &TableSql, above: Height) -> Result<bool> {
     let Some(height) = &table.height else { return Ok(false) };

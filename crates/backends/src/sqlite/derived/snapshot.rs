@@ -257,6 +257,14 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
             .await
     }
 
+    async fn newest_asked(&self, table: &'static str) -> Result<Option<Height>> {
+        let sql = self.tables.get(table)?;
+        if sql.table.def().class != TableClass::Answers {
+            return Err(StoreError::Invalid(format!("table {table} has no answers")));
+        }
+        self.read(table, move |conn, table, _, _| rows::newest(conn, table)).await
+    }
+
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {
         let filter = filter.clone();
         self.transaction.run(move |from, _| leases::list(&from.conn, &filter)).await

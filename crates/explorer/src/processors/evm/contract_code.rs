@@ -70,6 +70,10 @@ impl Enricher for ContractCodeWorker {
         &CONTRACT_CODE_HASHES
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(address) = subject(key) else { return Ok(Asked::Nothing) };
         let code = self.node.code(address, at).await?;

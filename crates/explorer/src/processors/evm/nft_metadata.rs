@@ -65,6 +65,10 @@ impl Enricher for NftMetadataWorker {
         &NFT_METADATA
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some((contract, id)) = subject(key) else { return Ok(Asked::Nothing) };
         // ERC-721 first; an ERC-1155 contract has the other function, whose answer is a template.

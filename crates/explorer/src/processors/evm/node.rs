@@ -28,6 +28,11 @@ pub trait ContractNode: Send + Sync {
 
     /// `eth_getCode`.
     async fn code(&self, address: Address, at: BlockRef) -> Result<Bytes, AskError>;
+
+    /// The newest block that it calls final, by the policy that the archive has; `None`: it doesn't say.
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        Ok(None)
+    }
 }
 
 /// Calls a contract; nothing where it has no code at this block. A call of what has no code returns nothing, as contracts do that say nothing, and no call of it is ever

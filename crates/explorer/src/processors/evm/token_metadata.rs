@@ -63,6 +63,10 @@ impl Enricher for TokenMetadataWorker {
         &TOKEN_CONTRACTS
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
         let Ok(contract) = Address::try_from(&subject.contract[..]) else { return Ok(Asked::Nothing) };

@@ -71,6 +71,10 @@ impl Enricher for ContractCodeWorker {
         &CONTRACT_VERSION_CODE
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some((address, name, hash)) = subject(key) else { return Ok(Asked::Nothing) };
         let account = self.node.account(address, at).await?;

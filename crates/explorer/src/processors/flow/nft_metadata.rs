@@ -26,7 +26,7 @@ use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_METADATA_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&NFT_METADATA, &NFT_ASKS],
 };
@@ -71,12 +71,16 @@ impl Enricher for NftMetadataWorker {
         &NFT_ASKS
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
         let of = TokenOf::new(subject.contract, subject.name);
         let arguments = of.arguments([scripts::number(subject.id), scripts::address(subject.owner)]);
         let script = scripts::item(self.network, &of);
-        let found = scripts::run(&*self.node, &script, arguments, at).await?;
+        let found = scripts::run(&*self.node, self.network, &script, arguments, at).await?;
         let uri = found.text("uri", TextLimit::URI);
         let status = match (found.is("held"), uri.is_some()) {
             (true, true) => "ok",

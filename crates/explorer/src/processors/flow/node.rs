@@ -15,7 +15,8 @@ pub const MAX_ANSWER_BYTES: usize = 256 * 1024;
 pub enum ScriptAnswer {
     /// The value that it returned, as JSON-CDC.
     Returned(Bytes),
-    /// It failed: it didn't check, or it panicked. The same script at the same block fails again; the message is the node's.
+    /// It failed: it didn't check, it panicked, or it took too much. The same script at the same block fails again; the message is the node's. That the node
+    /// doesn't have the state of the block is a transient error, and no answer.
     Failed(String),
 }
 
@@ -35,4 +36,9 @@ pub trait ScriptNode: Send + Sync {
     /// `GetAccountAtBlockHeight`: keys and contracts of an account. `None`: there is no such account. Nodes answer it by height alone, which names one block
     /// for ever on sealed chains.
     async fn account(&self, address: FlowAddress, at: BlockRef) -> Result<Option<Account>, AskError>;
+
+    /// The newest block that it calls final, by the policy that the archive has; `None`: it doesn't say.
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        Ok(None)
+    }
 }

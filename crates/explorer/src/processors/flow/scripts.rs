@@ -2,7 +2,7 @@
 //!
 //! A script asks for everything at once and answers with a dictionary of what it found, so that a contract that doesn't offer a view leaves
 //! that out and nothing else. The contract's code runs in the script: what it returns is a stranger's, and where it fails the script
-//! fails.
+//! fails, with words that are a stranger's too.
 
 use std::collections::BTreeMap;
 
@@ -170,17 +170,26 @@ impl Found {
     }
 }
 
-/// Runs a script. One that fails found nothing, and neither did one that answers more than anybody should, or something else than was
-/// asked for.
+/// Runs a script. One that answers more than anybody should, or something else than was asked for, found nothing. One that fails is an error that stays, with the
+/// node's words: nothing is known of the thing then, which isn't the same as that it says nothing.
+///
+/// Scripts are of Cadence 1.0: below the block with which it came they fail whatever they ask about. There the thing waits for a later block.
 pub(super) async fn run(
     node: &dyn ScriptNode,
+    network: Network,
     script: &str,
     arguments: Vec<Vec<u8>>,
     at: BlockRef,
 ) -> Result<Found, AskError> {
+    if let Some(root) = network.cadence_1_root().filter(|root| at.height.get() < *root) {
+        return Err(AskError::transient(format!(
+            "scripts are of Cadence 1.0, which came with block {root}: block {at} is not asked"
+        )));
+    }
     let answer = match node.execute(script, arguments, at).await? {
         ScriptAnswer::Returned(answer) if answer.len() <= MAX_ANSWER_BYTES => answer,
-        ScriptAnswer::Returned(_) | ScriptAnswer::Failed(_) => return Ok(Found::default()),
+        ScriptAnswer::Returned(_) => return Ok(Found::default()),
+        ScriptAnswer::Failed(message) => return Err(AskError::last(message)),
     };
     let Ok(CdcValue::Dictionary(entries)) = CdcValue::parse(&answer) else { return Ok(Found::default()) };
     let named = entries.into_iter().filter_map(|(name, value)| Some((name.as_str()?.to_owned(), value)));

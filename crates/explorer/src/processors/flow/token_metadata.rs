@@ -23,7 +23,7 @@ use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_METADATA_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TOKEN_CONTRACTS, &TOKENS, &NFT_COLLECTIONS, &SEARCH_INDEX],
 };
@@ -62,6 +62,10 @@ impl Enricher for TokenMetadataWorker {
         &TOKEN_CONTRACTS
     }
 
+    async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {
+        self.node.finalized().await
+    }
+
     async fn ask(&self, key: &Key, at: BlockRef) -> Result<Asked, AskError> {
         let Some(subject) = Subject::of(key) else { return Ok(Asked::Nothing) };
         let Some(contract) = FlowAddress::from_slice(&subject.contract) else { return Ok(Asked::Nothing) };
@@ -71,7 +75,7 @@ impl Enricher for TokenMetadataWorker {
             true => scripts::collection(self.network, &of),
             false => scripts::token(self.network, &of),
         };
-        let found = scripts::run(&*self.node, &script, arguments, at).await?;
+        let found = scripts::run(&*self.node, self.network, &script, arguments, at).await?;
         let named = Named {
             name: found.text("name", TextLimit::NAME),
             symbol: found.text("symbol", TextLimit::SYMBOL),

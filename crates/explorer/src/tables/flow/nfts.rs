@@ -77,7 +77,7 @@ impl ResourceRow {
 }
 
 /// An item can only be asked while it lies in an account's public collection: one row for each owner that it had. `status` is `ok` and
-/// `silent` (`nft_metadata` has what was said, or that nothing was), `not-held` (it didn't lie there, or not in public), `failed`.
+/// `silent` (`nft_metadata` has what was said, or that nothing was), `not-held` (it didn't lie there, or not in public), `failed` (no node could be asked, or the script failed; `message` says why).
 pub static NFT_ASKS: TableDef = TableDef {
     name: "nft_asks",
     service: NFT_METADATA_WORKER,

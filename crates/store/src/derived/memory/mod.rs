@@ -52,6 +52,11 @@ impl MemoryDerived {
         *self.shared.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 
+    /// How many rows are kept that undo state or answers. For tests.
+    pub fn undo_rows(&self) -> Result<usize> {
+        Ok(self.state()?.tables.iter().map(|table| table.undo_by_height.len()).sum())
+    }
+
     /// Deletes a lease without any rule, as damage does to a database: for tests of what notices it.
     pub fn lose_lease(&self, id: u64) -> Result<()> {
         Arc::make_mut(&mut *self.state()?).take_lease(id);

@@ -351,6 +351,15 @@ impl DerivedSnapshot for MemorySnapshot {
         Ok(Quarantined { lowest: seen().take(limit).cloned().collect(), total: seen().count() as u64 })
     }
 
+    async fn newest_asked(&self, table: &'static str) -> Result<Option<Height>> {
+        let view = self.view(table)?;
+        let Some(at) = view.table.height_column().filter(|_| view.table.def().class == TableClass::Answers)
+        else {
+            return Err(StoreError::Invalid(format!("table {table} has no answers")));
+        };
+        Ok(view.data.rows.values().filter_map(|row| row.0[at].as_height()).max())
+    }
+
     async fn leases(&self, filter: &LeaseFilter) -> Result<Vec<WorkerLease>> {
         let from = Bound::Excluded(filter.after_id);
         let leases = self.state.leases.range((from, Bound::Unbounded)).map(|(_, lease)| lease);

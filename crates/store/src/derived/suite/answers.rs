@@ -31,6 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         what_finality_passed_is_forgotten,
         a_reset_leaves_nothing_to_bring_back,
         a_deleted_row_leaves_nothing_to_bring_back,
+        what_was_asked_last_is_told_while_a_reorg_is_applied,
         any_order_and_any_reorg,
     )
 }
@@ -164,6 +165,29 @@ async fn an_answer_of_the_same_block_replaces(factory: Arc<dyn DerivedFactory>) 
     reads(&subject, &[(1, "a2", 20)]).await?;
     subject.switch(15, 40, 3, 100).await?;
     reads(&subject, &[]).await
+}
+
+/// A node may be asked at a block above everything that is stored; whoever applies a reorg has to know that it was.
+async fn what_was_asked_last_is_told_while_a_reorg_is_applied(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let (mut subject, lease) = begin(&factory).await?;
+    same("before any answer", subject.snapshot().await?.newest_asked(NAMES.name).await?, None)?;
+    lay_each(&subject, lease, &[(1, "a", 3), (2, "b", 90), (1, "c", 30)]).await?;
+    let newest = async |subject: &Subject| -> CaseResult<Option<Height>> {
+        Ok(subject.snapshot().await?.newest_asked(NAMES.name).await?)
+    };
+    same("the highest block", newest(&subject).await?, Some(Height(90)))?;
+    let is_invalid = |error: &StoreError| matches!(error, StoreError::Invalid(_));
+    let no_answers = subject.snapshot().await?.newest_asked(super::tables::MOVES.name).await;
+    refused("a table without answers", no_answers, is_invalid)?;
+    let entry = subject.raw.fork(22);
+    subject.store.begin_apply(&entry).await?;
+    reads(&subject, &[(1, "a", 3)]).await?;
+    same("while it is applied", newest(&subject).await?, Some(Height(90)))?;
+    while subject.store.apply_step(entry.id, 100).await? != ApplyProgress::Done {}
+    subject.store.finish_apply(entry.id).await?;
+    same("after it", newest(&subject).await?, Some(Height(3)))
 }
 
 async fn readers_see_the_answer_below_at_every_moment(factory: Arc<dyn DerivedFactory>) -> CaseResult {
