@@ -288,7 +288,7 @@ async fn a_changed_definition_is_refused_and_an_addition_made() {
         assert!(matches!(&refused, StoreError::Invalid(what) if what.contains(word)), "{refused}");
     }
     open(&db, Catalog::new([&MORE_INDEXES, &HOLDINGS]).unwrap(), |_| {}).await.unwrap();
-    // With partitions there, an index is built one by one, by maintenance; until then it is as if it were there, only slower.
+    // With partitions there, an index is built one by one (`postgres_derived_indexes.rs`); until then it is as if it were there, only slower.
     let store = open(&db, Catalog::new([&MORE_INDEXES, &HOLDINGS]).unwrap(), |_| {}).await.unwrap();
     store.adopt(RAW, ReorgMark { id: 0, digest: [0; 32] }).await.unwrap();
     store.register("mapper", Height(0)).await.unwrap();
@@ -300,7 +300,7 @@ async fn a_changed_definition_is_refused_and_an_addition_made() {
         Scan { index: Some("by_token"), prefix: vec![Value::bytes(&[9; 20])], ..Scan::new("transfers", 10) };
     assert_eq!(store.snapshot().await.unwrap().scan(&scan).await.unwrap().rows.len(), 2);
     assert!(!store.explain(&scan).await.unwrap().contains("token_block_height"));
-    store.maintain(Height(9)).await.unwrap();
+    while store.build_indexes(Height(0)).await.unwrap() {}
     assert!(store.explain(&scan).await.unwrap().contains("by_token"));
     // A program that doesn't know a table can't apply reorgs to it.
     let refused = open(&db, Catalog::new([&TRANSFERS]).unwrap(), |_| {}).await.unwrap_err();
@@ -440,33 +440,6 @@ async fn p07_partitions_are_there_before_their_rows() {
     assert!(matches!(refused, StoreError::Invalid(_)), "{refused}");
     world.store.ensure_partitions(HeightRange::one(Height(i64::MAX as u64 - 1))).await.unwrap();
     assert_eq!(world.count(partitions).await, 13);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn indexes_that_were_put_off_are_built_when_a_partition_is_full() {
-    let Some(world) = World::new(|options| options.defer_indexes = true).await else { return };
-    let indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'app' AND indexdef LIKE '%(\"from\", block_height%'";
-    for n in 0..3 {
-        let lease = world.claim("mapper", 1_000).await;
-        let to = n * 1_000 + if n == 2 { 500 } else { 1_000 };
-        world.commit(&lease, to, vec![transfer(to - 1, 0, 1)]).await.unwrap();
-    }
-    assert_eq!(world.count(indexes).await, 0);
-    world.store.maintain(Height(2_499)).await.unwrap();
-    assert_eq!(world.count(indexes).await, 2);
-    let scan =
-        Scan { index: Some("by_from"), prefix: vec![Value::bytes(&[1; 20])], ..Scan::new("transfers", 10) };
-    assert_eq!(world.store.snapshot().await.unwrap().scan(&scan).await.unwrap().rows.len(), 3);
-    // Nothing is put off any more: the rest is built, and the table has one index.
-    let store = open(&world.db, catalog(), |_| {}).await.unwrap();
-    store.maintain(Height(2_499)).await.unwrap();
-    let valid = "SELECT count(*) FROM pg_index WHERE indexrelid = to_regclass('app.transfers_by_from') AND indisvalid";
-    assert_eq!(world.count(valid).await, 1);
-    store.ensure_partitions(HeightRange::one(Height(9_000))).await.unwrap();
-    let unindexed = "SELECT count(*) FROM pg_inherits i WHERE inhparent = 'app.transfers'::regclass
-         AND (SELECT count(*) FROM pg_index x WHERE x.indrelid = i.inhrelid) <> 2";
-    assert_eq!(world.count(unindexed).await, 0);
-    assert_eq!(store.snapshot().await.unwrap().scan(&scan).await.unwrap().rows.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

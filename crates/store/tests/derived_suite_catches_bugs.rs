@@ -543,6 +543,10 @@ impl DerivedMaintenance for Buggy {
         self.inner.maintain(tip).await
     }
 
+    async fn build_indexes(&self, final_to: Height) -> Result<bool> {
+        self.inner.build_indexes(final_to).await
+    }
+
     async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
         if self.has(Bug::RebuildsBeginInPieces) {
             let ranges = RebuildRequest { again: request.again.clone(), ..RebuildRequest::default() };

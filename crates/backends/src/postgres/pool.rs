@@ -212,6 +212,7 @@ impl PgPool {
             pool: self.inner.clone(),
             permit: Some(permit),
             in_transaction: false,
+            is_apart: false,
             failure: Mutex::default(),
         })
     }
@@ -334,6 +335,8 @@ pub struct PgConn {
     pool: Arc<Inner>,
     permit: Option<OwnedSemaphorePermit>,
     in_transaction: bool,
+    /// Whether the connection is closed afterwards, and given to nobody else.
+    is_apart: bool,
     failure: Mutex<Option<Failure>>,
 }
 
@@ -407,6 +410,18 @@ impl PgConn {
         };
         session.client.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await.map_err(db)?;
         session.client.batch_execute(statement).await.map_err(db)
+    }
+
+    /// Keeps the connection from going back to its pool: it is closed when this is dropped, and what the server keeps for a session goes with it, such as settings and locks. A statement
+    /// that runs then is run to its end first, also where the caller, or the whole process, goes away.
+    pub(crate) fn keep_apart(&mut self) {
+        self.is_apart = true;
+    }
+
+    /// Tries to get an advisory lock by name, held as long as the session is there. Only on a connection that is [kept apart](PgConn::keep_apart): another user of it would hold the lock too.
+    pub(crate) async fn try_lock_of_session(&self, name: &str) -> Result<bool> {
+        let row = self.query_one("SELECT pg_try_advisory_lock($1)", &[&lock_key(name)]).await?;
+        row.try_get(0).map_err(db)
     }
 
     /// Commits the transaction.
@@ -547,6 +562,9 @@ impl Drop for PgConn {
         else {
             return;
         };
+        if self.is_apart {
+            return;
+        }
         if !self.in_transaction || session.client.is_closed() {
             pool.put_back(session);
             return;

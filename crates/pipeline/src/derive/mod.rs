@@ -22,6 +22,7 @@ mod faults;
 mod fold;
 mod guard;
 mod held;
+mod indexes;
 mod map;
 mod options;
 mod orphans;
@@ -44,7 +45,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_core::ErrorKind;
+use cairn_core::{ErrorKind, Height};
 use cairn_store::derived::{Catalog, DerivedStore, ErrorLog};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
@@ -178,7 +179,15 @@ async fn run_tasks(
     tasks.spawn(apply::run(context.clone()));
     tasks.spawn(committer::run(context.clone()));
     tasks.spawn(clearing::run(context.clone()));
-    tasks.spawn(maintain(context.clone()));
+    let (finality, final_to) = watch::channel(Height::ZERO);
+    tasks.spawn(maintain(context.clone(), finality));
+    tasks.spawn({
+        let context = context.clone();
+        async move {
+            indexes::run(context, final_to).await;
+            Ok(())
+        }
+    });
     for processor in &processors {
         let workers = match processor {
             Processor::Mapper(_) => context.options.workers_per_service.max(1),
@@ -286,7 +295,8 @@ async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<boo
     Ok(settled && processors.iter().all(done))
 }
 
-async fn maintain(context: Arc<Context>) -> Result<(), DeriveError> {
+/// Makes partitions, tells up to which height nothing is undone any more, and deletes undo rows below it.
+async fn maintain(context: Arc<Context>, finality: watch::Sender<Height>) -> Result<(), DeriveError> {
     let mut listener = context.wake.listen();
     while !context.stop.is_cancelled() {
         if let Some(head) = context.wake.head() {
@@ -295,7 +305,9 @@ async fn maintain(context: Arc<Context>) -> Result<(), DeriveError> {
                 context.app.maintain(tip).await?;
                 match context.app.forks().await? {
                     Some(forks) => {
-                        context.app.prune_undo(read::undone_never(&head, &forks), PRUNE_ROWS).await
+                        let final_to = read::undone_never(&head, &forks);
+                        finality.send_replace(final_to);
+                        context.app.prune_undo(final_to, PRUNE_ROWS).await
                     }
                     None => Ok(0),
                 }

@@ -278,6 +278,12 @@ impl DerivedMaintenance for FaultyApp {
         self.verb("maintain", move |app| async move { app.maintain(tip).await }).await
     }
 
+    /// Changes nothing that could be lost, so nothing strikes at it, and it doesn't count among the verbs.
+    async fn build_indexes(&self, final_to: Height) -> Result<bool> {
+        self.reach()?;
+        self.inner.build_indexes(final_to).await
+    }
+
     async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
         let request = request.clone();
         self.verb("begin_rebuild", move |app| async move { app.begin_rebuild(&request).await }).await

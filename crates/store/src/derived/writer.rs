@@ -250,9 +250,13 @@ pub trait ReorgApplier: Send + Sync {
 /// Deleting, for repairs and for a service that begins anew.
 #[async_trait]
 pub trait DerivedMaintenance: Send + Sync {
-    /// Makes partitions for these heights and a lookahead, and builds indexes that were put off; bounded. A backend
-    /// without partitions does nothing.
+    /// Makes partitions for these heights and a lookahead; bounded. A backend without partitions does nothing.
     async fn maintain(&self, tip: Height) -> Result<()>;
+
+    /// Builds indexes that were put off; `final_to` is the height below which nothing is undone. Whether there was something to build.
+    /// Of any number of processes one builds, and the others do nothing. Commits and reorgs go on meanwhile. It may take hours, and may be dropped: what is half done is done again. An
+    /// index that fails keeps none of the others from being built, and no rows are at stake: whatever the error is, derived work goes on. A backend that puts none off does nothing.
+    async fn build_indexes(&self, final_to: Height) -> Result<bool>;
 
     /// Begins everything of a request, or nothing, in one transaction (gate: exclusive). Ranges again: what [`Coordinator::request_reindex`] does. Services
     /// anew: their checkpoints go, and what they were is kept as a [`Rebuild`]; one whose rows are being deleted already goes on so. A service that is not registered is

@@ -1,4 +1,4 @@
-//! Partitions, indexes that were put off, resets, and rows that ought not to be.
+//! Partitions, indexes that were put off (`indexes.rs`), resets, and rows that ought not to be.
 
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
@@ -11,29 +11,20 @@ use futures::FutureExt;
 use super::apply::{by_index, delete_from_top, delete_keys, demand_whole_catalog};
 use super::coordinate::unknown_service;
 use super::fault::Fault;
-use super::lease::{CHECKPOINT_COLUMNS, LEASE_COLUMNS, checkpoint_of, column, lease_of};
+use super::lease::{LEASE_COLUMNS, column, lease_of};
 use super::tx::{Gate, Tx};
-use super::{PgDerived, Shared, int, int_of, partitions, quarantined, rebuilds};
+use super::{PgDerived, Shared, indexes, int, int_of, quarantined, rebuilds};
 
 type Faulty<T> = std::result::Result<T, Fault>;
 
 #[async_trait]
 impl DerivedMaintenance for PgDerived {
     async fn maintain(&self, tip: Height) -> Result<()> {
-        let shared = &*self.shared;
-        self.ensure_partitions(HeightRange::one(tip)).await?;
-        let checkpoints = {
-            let conn = shared.write.get().await?;
-            let sql = format!("SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints");
-            conn.query(&sql, &[]).await?.iter().map(checkpoint_of).collect::<Result<Vec<_>>>()?
-        };
-        for table in shared.tables.iter() {
-            let checkpoint =
-                checkpoints.iter().find(|checkpoint| checkpoint.service == table.table.def().service);
-            let full_to = checkpoint.map_or(Height::ZERO, |checkpoint| checkpoint.next);
-            partitions::build_indexes(shared, table, full_to).await?;
-        }
-        Ok(())
+        self.ensure_partitions(HeightRange::one(tip)).await
+    }
+
+    async fn build_indexes(&self, final_to: Height) -> Result<bool> {
+        indexes::build(&self.shared, final_to).await
     }
 
     async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {

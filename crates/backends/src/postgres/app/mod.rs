@@ -6,7 +6,8 @@
 //! again here: its caller reads the lease.
 //!
 //! **Order of locks.** The gate, the row of what was applied, leases by number, checkpoints by name, tables as the catalog has
-//! them, keys ascending. Partitions and indexes are made in transactions of their own, before the gate is taken.
+//! them, keys ascending. Partitions are made in transactions of their own, before the gate is taken; indexes that were put off, beside the writers, by one
+//! session at a time (`indexes.rs`), which holds no other lock while it waits for them.
 //!
 //! **Time** is the server's; with a clock of one's own, for tests, it is that.
 //!
@@ -25,6 +26,7 @@ mod commit;
 mod coordinate;
 mod dump;
 mod fault;
+mod indexes;
 mod lease;
 mod maintain;
 mod options;

@@ -19,8 +19,8 @@ pub struct PgDerivedOptions {
     pub snapshot_max_ms: Option<u64>,
     /// How many partitions are made ahead of the one that is written.
     pub lookahead_partitions: u64,
-    /// Backfill mode: partitions are made with their primary key only; [`cairn_store::derived::DerivedMaintenance::maintain`] builds the
-    /// other indexes on each partition when it is full, and attaches them when all are.
+    /// Backfill mode: partitions are made with their primary key only; [`cairn_store::derived::DerivedMaintenance::build_indexes`] builds the other
+    /// indexes on each partition that is full and final. Without it, on every partition that lacks them, and attaches them to the table.
     pub defer_indexes: bool,
     /// The most bytes that one statement carries, about; one row may be more.
     pub statement_bytes: usize,

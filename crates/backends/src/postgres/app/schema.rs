@@ -187,7 +187,7 @@ async fn table_is_there(conn: &PgConn, table: &PgTable, found: Option<&str>) -> 
     Ok(())
 }
 
-/// Whether the indexes of a table are built one partition at a time, by [`super::partitions`]: asked for, or since there are partitions
+/// Whether the indexes of a table are built one partition at a time, by [`super::indexes`]: asked for, or since there are partitions
 /// already, whose writers would all wait.
 async fn is_put_off(conn: &PgConn, shared: &Shared, table: &PgTable) -> Result<bool> {
     if table.partition_heights().is_none() {

@@ -118,7 +118,7 @@ fn has_undo(table: &TableSql) -> bool {
 
 #[async_trait]
 impl DerivedMaintenance for SqliteDerived {
-    /// Keeps the write-ahead log short; there are no partitions, and indexes are never put off.
+    /// Keeps the write-ahead log short; there are no partitions.
     async fn maintain(&self, _tip: Height) -> Result<()> {
         let shared = self.shared.clone();
         blocking(move || {
@@ -128,6 +128,11 @@ impl DerivedMaintenance for SqliteDerived {
             shared.with_writer(|conn| APP.shorten_wal(conn, wait_ms, options.busy_timeout_ms))
         })
         .await
+    }
+
+    /// None is ever put off.
+    async fn build_indexes(&self, _final_to: Height) -> Result<bool> {
+        Ok(false)
     }
 
     async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {

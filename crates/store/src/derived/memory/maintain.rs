@@ -23,6 +23,10 @@ impl DerivedMaintenance for MemoryDerived {
         Ok(())
     }
 
+    async fn build_indexes(&self, _final_to: Height) -> Result<bool> {
+        Ok(false)
+    }
+
     async fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
         let now_ms = self.now_ms();
         self.commit("begin_rebuild", |state| {

@@ -272,6 +272,7 @@ async fn maintaining_changes_nothing(factory: Arc<dyn DerivedFactory>) -> CaseRe
         subject.store.maintain(Height(end)).await?;
         // A tip that nobody has seen yet, as after a gap in the work.
         subject.store.maintain(Height(end + 1_000)).await?;
+        while subject.store.build_indexes(Height(end)).await? {}
         subject.is_still(&before).await?;
         subject.dumps_as_its_chain().await?;
     }
