@@ -53,7 +53,9 @@ impl BlockLayout for FlowLayout {
         }
         let mut slices = Slices::default();
         for (tx_index, (body, receipt)) in (0u32..).zip(bodies.into_iter().zip(results)) {
-            for (index, event) in (0u32..).zip(event_ranges("a result", &block.receipts[receipt.clone()]).ok()?) {
+            for (index, event) in
+                (0u32..).zip(event_ranges("a result", &block.receipts[receipt.clone()]).ok()?)
+            {
                 let range = receipt.start + event.start..receipt.start + event.end;
                 if let Some(evm_hash) = self.evm_hash(&block.receipts[range.clone()]) {
                     let evm_index = slices.evm_lookups.len() as u32;

@@ -247,7 +247,10 @@ async fn f03_a_system_transaction_that_was_not_executed_is_left_out_where_someth
         let whole = cairn_flow::assemble(&blocks[&21].parts()).expect("is whole");
         assert_eq!(whole.facts.tx_count, 4);
         let node = behaving(blocks.clone(), broken.clone()).await;
-        assert_eq!(one(&node).await.blocks(range(21, 21)).await.expect("answers"), std::slice::from_ref(&whole));
+        assert_eq!(
+            one(&node).await.blocks(range(21, 21)).await.expect("answers"),
+            std::slice::from_ref(&whole)
+        );
         let by_index = node.asked("GetTransactionResultByIndex");
         assert_eq!(by_index, if has_events { 3 } else { 5 }, "users', and what shows it");
         let silent = Behaviour { is_system_refused_by_index: true, ..broken.clone() };
