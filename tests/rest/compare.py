@@ -3,7 +3,7 @@
     compare.py [--holes] [--passed N] URL_A URL_B
 
 Every path of the OpenAPI document is asked for, and has to give a good answer at least once: lists page by page, what they name one by one, and the stream of
-blocks, replayed whole: the chain as it is now, and with all reorgs. The chain has forked, as often on both sides. With `--holes` the derived rows have holes, and the
+blocks, replayed whole, also from before the reorgs: the chain has forked, as often on both sides. With `--holes` the derived rows have holes, and the
 answers have to name them. Prints `N passed, M failed`, with those that passed before (`--passed`).
 
 What is masked before answers are compared, and why:
@@ -113,18 +113,18 @@ class Pair:
         return frames
 
     def compare_events(self, tip):
-        """The newest block as the stream gives it, all blocks after the first one as the chain has them, and the same with every reorg since the beginning."""
+        """The newest block as the stream gives it, and all blocks after the first one, for who knows all reorgs and for who knows none."""
         newest = [self.events(base, None, None)[0] for base in self.bases]
         marks = [frame_of(frame)["id"].split(":")[0] for frame in newest]
         if marks[0] == "0":
             self.failures.append((STREAM, "the chain has not forked"))
         first = json.loads(self.get(self.bases[0], "/v1/blocks/0")[2])["data"]["id"]
         replays = [self.events(base, f"{mark}:0:{first}", tip) for base, mark in zip(self.bases, marks)]
-        reorgs = [self.events(base, f"0:0:{first}", tip) for base in self.bases]
+        from_before = [self.events(base, f"0:0:{first}", tip) for base in self.bases]
         for what, (ours, theirs) in (
             ("the newest event", [[one] for one in newest]),
             ("the replay", replays),
-            ("the replay with all reorgs", reorgs),
+            ("the replay from before the reorgs", from_before),
         ):
             differs = next((pair for pair in zip(ours, theirs) if pair[0] != pair[1]), None)
             if differs or len(ours) != len(theirs):
