@@ -15,8 +15,8 @@ use cairn_core::{
 };
 use cairn_store::suite::blocks::{Numbers, as_stored, chain, fork};
 use cairn_store::{
-    AppendBatch, CollectOptions, MemoryPayloads, PayloadStore, PurgeProgress, RawReader, RawWriter, Rollback,
-    StoreError, StoreInfo, collect_orphans,
+    AppendBatch, CollectOptions, MemoryPayloads, PayloadStore, PurgeProgress, RawReader, RawReplacer,
+    RawWriter, Replacement, Rollback, StoreError, StoreInfo, collect_orphans,
 };
 
 const INLINE_MAX_BYTES: u64 = 150;
@@ -199,6 +199,29 @@ async fn long_results_of_transactions_lie_elsewhere() {
         &["transactions.result_payload_ref", "transactions.payload_ref", "blocks.traces_payload_ref"],
     )
     .await;
+}
+
+#[tokio::test]
+async fn f04_a_block_whose_long_parts_lie_elsewhere_is_replaced_where_it_is_what_was_read() {
+    let Some(db) = pg::database().await else { return };
+    let payloads = MemoryPayloads::new(Arc::new(SystemClock));
+    let (store, fence) = begun(&db, Arc::new(Uncut), &payloads).await;
+    let mut blocks = grown(chain(0, 9, 0));
+    store.append(fence, batch(&blocks)).await.expect("appends");
+    for height in [3, 4, 6] {
+        let read = as_stored(&blocks[height], Parts::all());
+        let more = |what: &[u8]| {
+            let receipts = [&blocks[height].receipts[..], what].concat().into();
+            RawBlock { receipts, ..blocks[height].clone() }
+        };
+        let (one, other) = (more(&[1; 200]), more(&[2; 300]));
+        let replace = |block: &RawBlock| Replacement { block: block.clone(), read: read.clone() };
+        store.replace_block(replace(&one)).await.expect("is replaced");
+        let refused = store.replace_block(replace(&other)).await;
+        assert!(matches!(refused, Err(StoreError::Replaced { .. })), "{refused:?}");
+        blocks[height] = one;
+        demand_readable(&store, &blocks).await;
+    }
 }
 
 #[tokio::test]

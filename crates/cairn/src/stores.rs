@@ -16,7 +16,7 @@ use cairn_backends::sqlite::{Damage, SqliteDerived, SqliteDerivedOptions, Sqlite
 use cairn_core::{ChainId, Clock, ErrorKind, Height, HeightRange, RawBlock, SystemClock};
 use cairn_pipeline::ingest::IngestStore;
 use cairn_store::derived::{Catalog, DerivedDump, DerivedReader, DerivedSnapshot, DerivedStore, ErrorLog};
-use cairn_store::{RawDump, RawReader, StoreError};
+use cairn_store::{RawDump, RawReader, RawReplacer, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +25,7 @@ use crate::config::{Config, DatabaseConfig, hide_url};
 
 /// Everything that a raw database can do.
 #[async_trait]
-pub trait RawStore: IngestStore + ErrorLog + RawDump {
+pub trait RawStore: IngestStore + RawReplacer + ErrorLog + RawDump {
     /// A door for readers beside the ingester, who must not be able to hold what it needs (law 1). `name` is what the server shows them as.
     fn readers(self: Arc<Self>, name: &str) -> Result<Arc<dyn RawReader>, StoreError>;
 

@@ -13,6 +13,7 @@ use crate::cli::{ErrorsArgs, ErrorsCommand};
 use crate::config::{self, Overrides};
 use crate::operators::{self, Operation};
 use crate::output::more;
+use crate::repair::evm_gaps::REPAIR_SERVICE;
 use crate::stores::{self, Access, RawStore};
 use crate::{derive, output};
 
@@ -33,9 +34,10 @@ pub async fn errors(file: Option<&Path>, args: &ErrorsArgs) -> anyhow::Result<()
                 limit: *limit,
             };
             let errors = ErrorLog::list(&*raw, &filter).await?;
-            if let Some(worker) = worker.as_deref().filter(|name| errors.is_empty() && *name != RAW_SERVICE) {
+            let is_other = |name: &&str| errors.is_empty() && ![RAW_SERVICE, REPAIR_SERVICE].contains(name);
+            if let Some(worker) = worker.as_deref().filter(is_other) {
                 derive::demand_worker(&config, worker).map_err(|error| {
-                    anyhow::anyhow!("{error}, and `{RAW_SERVICE}` for what is not stored")
+                    anyhow::anyhow!("{error}, and `{RAW_SERVICE}` for what is not stored, `{REPAIR_SERVICE}` for blocks that were replaced")
                 })?;
             }
             let open = raw.count_unresolved().await?;

@@ -485,7 +485,7 @@ pub async fn clear_all(app: &dyn AppStore, stay: &Stay) -> anyhow::Result<()> {
 
 #[cfg(test)]
 #[path = "../../../backends/tests/support/pg.rs"]
-mod pg;
+pub(crate) mod pg;
 
 #[cfg(test)]
 mod tests {

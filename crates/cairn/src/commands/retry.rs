@@ -13,6 +13,7 @@ use super::errors::find;
 use super::reindex::{self, Begun, Stay, UnderWay};
 use crate::config::Config;
 use crate::operators::Stores;
+use crate::repair::evm_gaps::REPAIR_SERVICE;
 use crate::stores::AppStore;
 
 /// Leases of one worker that are held at once, at most.
@@ -34,6 +35,11 @@ pub async fn retry(
         bail!(
             "error {id} is about blocks that are not stored: those are asked for by whoever ingests, again and again; a range that waits for an operator, by `cairn leases retry raw:HEIGHT`. \
              `cairn errors resolve {id}` closes it"
+        );
+    }
+    if service == REPAIR_SERVICE {
+        bail!(
+            "error {id} is about a block that was replaced: `cairn repair`, also at intervals, lets what is made of it be made again, and closes it"
         );
     }
     let alone = reindex::takes_ranges(config, service)?;

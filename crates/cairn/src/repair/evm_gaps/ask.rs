@@ -7,10 +7,14 @@ use cairn_core::{Height, Parts, RawBlock, StoredBlock};
 use cairn_flow::Network;
 use cairn_flow::again::{Again, again};
 use cairn_flow::evm_blocks::closed_heights;
-use cairn_store::RawReader;
+use cairn_store::{RawReader, Replacement, StoreError};
 
 use super::super::fetch::Fetch;
+use super::left;
 use crate::stores::RawStore;
+
+/// How often a block is read again that somebody else replaces meanwhile.
+const MAX_TRIES: u32 = 5;
 
 /// What came of it.
 #[derive(Debug)]
@@ -29,18 +33,38 @@ pub(super) async fn ask(
     height: Height,
 ) -> anyhow::Result<Asked> {
     let source = fetch.source()?;
-    let reader: Arc<dyn RawReader> = store.clone();
-    let stored = reader.snapshot().await?.block(height, Parts::all()).await?;
-    let stored = stored.context("it is not stored")?;
+    let mut stored = read(store, height).await?;
     let answers = source.answers(height).await.context("it can't be fetched")?;
     if answers.is_empty() {
         bail!("the node doesn't have it");
     }
-    let judging = tokio::task::spawn_blocking(move || judge(&stored, answers, network));
-    let (more, closes) = judging.await.context("the look at answers panicked")??;
-    let Some((block, events)) = more else { return Ok(Asked { new_events: None, closes }) };
-    store.repair_block(block).await.context("the node's block can't take its place")?;
-    Ok(Asked { new_events: Some(events), closes })
+    for _ in 0..MAX_TRIES {
+        let answers = answers.clone();
+        let judging = tokio::task::spawn_blocking(move || (judge(&stored, answers, network), stored));
+        let (judged, read_before) = judging.await.context("the look at answers panicked")?;
+        let (more, closes) = judged?;
+        let Some((block, events)) = more else { return Ok(Asked { new_events: None, closes }) };
+        let at = block.block_ref();
+        // Before: whoever is killed behind it leaves nothing that the next one doesn't come to.
+        left::note(&**store, at).await?;
+        match store.replace_block(Replacement { block, read: read_before }).await {
+            Ok(()) => {
+                // Once more: a repair beside this one that found nothing replaced yet may have closed it.
+                left::note(&**store, at).await?;
+                return Ok(Asked { new_events: Some(events), closes });
+            }
+            // Another repair put there what it was given: only what has more than that may follow.
+            Err(StoreError::Replaced { .. }) => stored = read(store, height).await?,
+            Err(error) => return Err(error).context("the node's block can't take its place"),
+        }
+    }
+    bail!("others replace it again and again")
+}
+
+async fn read(store: &Arc<dyn RawStore>, height: Height) -> anyhow::Result<StoredBlock> {
+    let reader: Arc<dyn RawReader> = store.clone();
+    let stored = reader.snapshot().await?.block(height, Parts::all()).await?;
+    stored.context("it is not stored")
 }
 
 /// A block with how many events it has more than what is stored; and heights of EVM blocks.

@@ -21,7 +21,7 @@ use crate::commands::reindex::UnderWay;
 use crate::stores::AppStore;
 
 /// The most gaps that are read of the table.
-const MAX_LISTED: usize = 10_000;
+pub(super) const MAX_LISTED: usize = 10_000;
 /// Rows of one scan.
 const PAGE_ROWS: usize = 1_000;
 /// The most EVM blocks of a gap that are looked for, in pages: one of which so many are there counts as open.
@@ -62,8 +62,9 @@ pub struct Found {
 }
 
 /// How far a worker has come that makes rows of blocks, and what it makes again.
-struct Made {
-    service: &'static str,
+pub(super) struct Made {
+    /// The worker.
+    pub service: &'static str,
     next: Height,
     under_way: UnderWay,
 }
@@ -153,13 +154,14 @@ pub(super) async fn find(
 }
 
 impl Made {
-    fn is_to_make(&self, blocks: HeightRange) -> bool {
+    /// Whether it is still to make rows of some of these blocks.
+    pub fn is_to_make(&self, blocks: HeightRange) -> bool {
         self.next < blocks.end() || self.under_way.makes_again(blocks)
     }
 }
 
 /// Those who have begun.
-async fn made(app: &dyn AppStore, processors: &[Processor]) -> anyhow::Result<Vec<Made>> {
+pub(super) async fn made(app: &dyn AppStore, processors: &[Processor]) -> anyhow::Result<Vec<Made>> {
     let mut all = Vec::new();
     for processor in processors {
         let Processor::Mapper(mapper) = processor else { continue };
@@ -171,7 +173,7 @@ async fn made(app: &dyn AppStore, processors: &[Processor]) -> anyhow::Result<Ve
 }
 
 /// The rows of gaps, by EVM height.
-async fn gaps(app: &dyn AppStore) -> anyhow::Result<Vec<EvmGap>> {
+pub(super) async fn gaps(app: &dyn AppStore) -> anyhow::Result<Vec<EvmGap>> {
     let (mut gaps, mut lower) = (Vec::new(), Bound::Unbounded);
     loop {
         let scan = Scan {

@@ -3,29 +3,36 @@
 //! | step | what is done | where it goes on after a kill |
 //! | --- | --- | --- |
 //! | [`find`] | open gaps with their Flow blocks, within bounds | |
-//! | `ask` | each of these blocks from each node that has it; one that has all that is stored, and more, takes the stored one's place | what was replaced gives the same now |
-//! | settle | of gaps of which something came: index entries and lookups of their heights are held against the blocks, and made anew where they differ | is done again |
+//! | `ask` | each of these blocks from each node that has it; one that has all that is stored, and more, takes the place of the one that was read | what was replaced is in the error log |
+//! | settle | of gaps of which something came, and of blocks that were replaced ([`left`]): index entries and lookups of their heights are held against the blocks, and made anew where they differ | is done again |
 //! | derive | what mappers make of these blocks is held against their rows; what differs is made again, folders behind it from the beginning | is done again; once `evm_worker`'s rows are asked for, the gap is as good as closed, so they come last |
 //!
-//! So a gap stays open until all that hangs on its blocks is mended or asked for, and the next repair finds it again if this one is killed. A gap for which nodes give the same
-//! again is told as not mended.
+//! So a gap stays open until all that hangs on its blocks is mended or asked for, and a block that was replaced is in the error log until then: the next repair comes to both if this one is killed. A
+//! gap for which nodes give the same again is told as not mended.
+//!
+//! Who makes rows of a block while it is replaced may have read it before. So once all were asked for, and before any row is, it is looked again whether somebody is about to make rows of
+//! them: those are not done with before the next repair. Whoever begins later reads what stands there now.
 
 mod ask;
 mod find;
+mod left;
+mod told;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_api::rest::rfc3339;
 use cairn_core::{Clock, Height, HeightRange, SystemClock};
-use cairn_explorer::names::{EVM_CHAIN_WORKER, EVM_WORKER};
+use cairn_explorer::names::EVM_WORKER;
 use cairn_flow::Network;
 use cairn_pipeline::derive::processor::Processor;
 use cairn_store::RawReader;
-use cairn_store::derived::{Catalog, ErrorFilter, ErrorLog};
+use cairn_store::derived::Catalog;
 
 use self::ask::Asked;
 pub use self::find::{Found, OpenGap};
+use self::left::Left;
+pub use self::left::REPAIR_SERVICE;
 use super::derived::{ASK_AFTER, Derived};
 use super::fetch::Fetch;
 use super::{Report, ranges_of, raw};
@@ -33,9 +40,6 @@ use crate::chain::Chain;
 use crate::config::Config;
 use crate::derive;
 use crate::stores::{AppStore, RawStore};
-
-/// Errors of one height that are looked at, to close that of a gap.
-const MAX_ERRORS: usize = 1_000;
 
 /// How much one repair looks at; later ones look at others.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +94,20 @@ impl OpenGap {
     }
 }
 
+/// Of which blocks all that hangs on them is mended, or asked for.
+#[derive(Default)]
+struct Mended {
+    is_done: bool,
+    /// But for these: somebody is about to make rows of them, who may have read them as they were.
+    busy: Vec<HeightRange>,
+}
+
+impl Mended {
+    fn has(&self, blocks: HeightRange) -> bool {
+        self.is_done && self.busy.iter().all(|busy| busy.intersect(blocks).is_empty())
+    }
+}
+
 impl EvmGaps<'_> {
     /// Closes the gaps that can be, those that reach into `range` where one is given. Without `nodes`, those that the configuration names are connected where there is a gap.
     pub async fn repair(&self, range: Option<HeightRange>, nodes: Option<&Fetch>) -> Report {
@@ -107,29 +125,99 @@ impl EvmGaps<'_> {
         let Chain::Flow(network) = self.config.chain() else { return Ok(Report::default()) };
         let processors = derive::processors(self.config, derive::Asked::default())?;
         let Found { gaps, mut report } = find::find(self.app, &processors, range, self.bounds).await?;
-        if gaps.is_empty() {
-            return Ok(report);
-        }
-        let configured;
-        let fetch = match nodes {
-            Some(nodes) => nodes,
+        let asked = match nodes {
+            _ if gaps.is_empty() => Answers::new(),
+            Some(nodes) => self.ask_for_all(&gaps, nodes, network, &mut report).await,
             None => {
-                configured = Fetch::configured(self.config, network.chain_number()).await?;
-                &configured
+                let configured = Fetch::configured(self.config, network.chain_number()).await?;
+                self.ask_for_all(&gaps, &configured, network, &mut report).await
             }
         };
-        let asked = self.ask_for_all(&gaps, fetch, network, &mut report).await;
-        // What nobody has more of needs nothing else.
-        let came = gaps.iter().filter(|gap| gap.has_come(&asked)).flat_map(|gap| gap.blocks.iter());
-        let ranges = ranges_of(came.collect::<BTreeSet<_>>(), 0);
-        let is_mended = self.settle(&ranges, &mut report).await && {
-            let catalog = derive::catalog(self.config)?;
-            self.derive_again(&ranges, &catalog, processors, &mut report).await
+        let mended = match self.mend(&gaps, &asked, processors, &mut report).await {
+            Ok(mended) => mended,
+            Err(error) => {
+                report
+                    .not_compared
+                    .push(format!("what is made of Flow blocks that were asked for: {error:#}"));
+                Mended::default()
+            }
         };
         for gap in &gaps {
-            self.tell(gap, &asked, is_mended, &mut report).await;
+            self.tell(gap, &asked, mended.has(gap.blocks), &mut report).await;
+        }
+        if let Err(error) = told::close_of_closed(&**self.store, self.app).await {
+            report.notes.push(format!("errors of gaps that are closed are not looked for: {error:#}"));
         }
         Ok(report)
+    }
+
+    /// Lets all be made again that hangs on blocks of which something came, now or to a repair that was cut off.
+    async fn mend(
+        &self,
+        gaps: &[OpenGap],
+        asked: &Answers,
+        processors: Vec<Processor>,
+        report: &mut Report,
+    ) -> anyhow::Result<Mended> {
+        let left = Left::of(&**self.store).await?;
+        if gaps.is_empty() && left.heights().next().is_none() {
+            return Ok(Mended::default());
+        }
+        for height in left.heights() {
+            if !matches!(asked.get(&height), Some(Ok(Asked { new_events: Some(_), .. }))) {
+                report.name(format!(
+                    "height {height}: replaced by a repair that was cut off; what is made of it is looked at again"
+                ));
+            }
+        }
+        let (ranges, busy) = self.to_derive(gaps, asked, &left, &processors, report).await?;
+        let is_done = self.settle(&ranges, report).await && {
+            let catalog = derive::catalog(self.config)?;
+            self.derive_again(&ranges, &catalog, processors, report).await
+        };
+        let mended = Mended { is_done, busy };
+        left.close(&**self.store, |height| mended.has(HeightRange::one(height))).await?;
+        Ok(mended)
+    }
+
+    /// The heights of which all is looked at, and made again where it differs: of gaps for which something came, and of blocks that were replaced. What nobody has more of needs
+    /// nothing else. And those of which somebody is about to make rows.
+    async fn to_derive(
+        &self,
+        gaps: &[OpenGap],
+        asked: &Answers,
+        left: &Left,
+        processors: &[Processor],
+        report: &mut Report,
+    ) -> anyhow::Result<(Vec<HeightRange>, Vec<HeightRange>)> {
+        let reader: Arc<dyn RawReader> = self.store.clone();
+        let stored = reader.snapshot().await?.head().range();
+        let makers = find::made(self.app, processors).await?;
+        let mut is_busy = |range: HeightRange| {
+            let maker = makers.iter().find(|maker| maker.is_to_make(range));
+            if let Some(maker) = maker {
+                let service = maker.service;
+                report.notes.push_once(format!(
+                    "what is made of Flow blocks {range} is looked at again when {service} has made its rows of them"
+                ));
+            }
+            maker.is_some()
+        };
+        let (mut heights, mut busy) = (BTreeSet::new(), Vec::new());
+        for gap in gaps.iter().filter(|gap| gap.has_come(asked)) {
+            match is_busy(gap.blocks) {
+                true => busy.push(gap.blocks),
+                false => heights.extend(gap.blocks.iter()),
+            }
+        }
+        for height in left.heights().filter(|height| stored.contains(*height)) {
+            // What others make of it can be asked for: it is known of until all have.
+            heights.insert(height);
+            if is_busy(HeightRange::one(height)) {
+                busy.push(HeightRange::one(height));
+            }
+        }
+        Ok((ranges_of(heights, 0), busy))
     }
 
     async fn ask_for_all(
@@ -232,31 +320,9 @@ impl EvmGaps<'_> {
         report.gaps_mended += 1;
         report.gaps_open = report.gaps_open.map(|open| open.saturating_sub(1));
         report.name(format!("{named}, are there now: their rows are made again"));
-        if let Err(error) = self.close_error(gap).await {
-            report.notes.push(format!("the error of {named} is not closed: {error:#}"));
+        if let Err(error) = told::close_of(&**self.store, gap).await {
+            report.notes.push(format!("the error of {named} is not closed: {error}"));
         }
-    }
-
-    /// Closes what the worker reported of a gap. If it is still there when the worker comes to it again, it opens again.
-    async fn close_error(&self, gap: &OpenGap) -> anyhow::Result<()> {
-        let filter = ErrorFilter {
-            service: Some(EVM_CHAIN_WORKER.into()),
-            height: Some(gap.seen_at),
-            limit: MAX_ERRORS,
-            ..ErrorFilter::default()
-        };
-        let (from, to) = (gap.from_evm_height, gap.to_evm_height);
-        let told = format!("EVM blocks {from} to {to} are missing");
-        let errors = ErrorLog::list(&**self.store, &filter).await?;
-        let ids: Vec<u64> = errors
-            .iter()
-            .filter(|logged| logged.error.message.starts_with(&told))
-            .map(|logged| logged.id)
-            .collect();
-        if !ids.is_empty() {
-            ErrorLog::resolve(&**self.store, &ids).await?;
-        }
-        Ok(())
     }
 }
 
