@@ -13,11 +13,12 @@
 //! `raw_vs_copy_evm_lookup`. Once, since filling takes minutes. A server that wrote those rows has the pages of their keys in its memory, as far as they
 //! fit; here, where the keys were built at once, they are read into it before.
 //!
-//! **Indexes and ON CONFLICT.** The same rows of a table into an empty copy of it with one index each; and through a temporary table and `INSERT … ON CONFLICT DO NOTHING`,
-//! which the store does not use: the head's lock makes it needless. Figures are times the bare COPY.
+//! **Indexes and ON CONFLICT.** The same rows of a table into an empty copy of it with one index each, of all that the table has ([`crate::bench_postgres_costs`]); and through a temporary table and
+//! `INSERT … ON CONFLICT DO NOTHING`, which the store does not use: the head's lock makes it needless. Figures are times the bare COPY. Those of `evm_lookup`, which no EVM chain fills, come
+//! with the part that does.
 //!
-//! **Derived.** Commits of rows of a table with a key and three indexes against a bare COPY of the same rows, and what each index and ON CONFLICT cost:
-//! [`crate::bench_postgres_derived`].
+//! **Derived.** Commits of rows of a table with a key and three indexes against a bare COPY of the same rows, and what each index and ON CONFLICT cost; then what each index of `evm_logs` costs, as
+//! the catalog has it: [`crate::bench_postgres_derived`].
 //!
 //! **Pages.** A list by token of 300,000 rows is walked by its cursors, 25 rows a page; then pages 1 and 10,000 are asked for in turn. Medians.
 
@@ -41,24 +42,24 @@ use crate::args::ServerArgs;
 use crate::bench::{ingest_options, median, presigned_file, verified};
 use crate::bench_derived::{self as made, PER_BLOCK};
 use crate::bench_pg::{Database, copied, copy_into, describe};
+use crate::bench_postgres_costs::{Copied, each_index};
 use crate::bench_postgres_derived;
 use crate::report::figure;
 
 /// The tables that an append writes to, and their order.
 const TABLES: [&str; 7] =
     ["blocks", "transactions", "events", "block_lookup", "tx_lookup", "evm_lookup", "run_pages"];
-/// The indexes of those tables: a name, the table, what is indexed. `transactions_in_order` is built when a partition is full; the others are there for
-/// every row.
-const INDEXES: [(&str, &str, &str); 8] = [
-    ("blocks_key", "blocks", "UNIQUE (height)"),
-    ("transactions_key", "transactions", "UNIQUE (block_height, id, transaction_index)"),
-    ("transactions_in_order", "transactions", "(block_height, transaction_index)"),
-    ("events_key", "events", "UNIQUE (block_height, transaction_id, event_index)"),
-    ("tx_lookup_key", "tx_lookup", "UNIQUE (id, block_height, tx_index)"),
-    ("tx_lookup_by_height", "tx_lookup", "BRIN (block_height)"),
-    ("block_lookup_key", "block_lookup", "UNIQUE (id)"),
-    ("evm_lookup_key", "evm_lookup", "UNIQUE (evm_hash, height, evm_index)"),
+/// An index that a partition gets when it is full, and not before: its table, its name, what is indexed.
+const WHEN_FULL: [(&str, &str, &str); 1] =
+    [("transactions", "transactions_in_order", "(block_height, transaction_index)")];
+/// Keys against which ON CONFLICT is tried.
+const CONFLICTS: [(&str, &str); 3] = [
+    ("transactions", "(block_height, id, transaction_index)"),
+    ("tx_lookup", "(id, block_height, tx_index)"),
+    ("evm_lookup", "(evm_hash, height, evm_index)"),
 ];
+/// The binary COPY format without a row: its header and its end.
+const NO_ROWS_BYTES: usize = 21;
 const REPEATS: usize = 5;
 /// How long a lease lives without a commit.
 const LEASE_TTL_MS: u64 = 60_000;
@@ -84,6 +85,9 @@ pub struct Options {
     /// Lookups that are there already in the second part.
     #[arg(long, default_value_t = 20_000_000)]
     lookups: u64,
+    /// Rows of each table in the part `derived`.
+    #[arg(long, default_value_t = 300_000, value_parser = clap::value_parser!(u64).range(10_000..))]
+    rows: u64,
     /// Ranges that are filled at once.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=16))]
     fill_workers: u64,
@@ -105,7 +109,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         }
     }
     if wanted("derived") {
-        bench_postgres_derived::run(&options.server.postgres).await?;
+        bench_postgres_derived::run(&options.server.postgres, options.rows).await?;
     }
     if wanted("pages") {
         pages(&options).await?;
@@ -349,7 +353,9 @@ fn compared(name: &str, chain_txs: u64, Rounds { written, bare, ratio }: &Rounds
     let (append, copy) = (written.append.as_secs_f64(), bare.iter().sum::<f64>());
     let bytes: usize = written.tables.iter().map(|(_, rows)| rows.len()).sum();
     println!("{} rows, {} MiB: written in {append:.2} s, bare COPY {copy:.2} s", written.rows, bytes >> 20);
-    for ((table, rows), seconds) in written.tables.iter().zip(bare).filter(|((_, rows), _)| rows.len() > 21) {
+    for ((table, rows), seconds) in
+        written.tables.iter().zip(bare).filter(|((_, rows), _)| rows.len() > NO_ROWS_BYTES)
+    {
         println!("  bare COPY of {table}: {} MiB, {seconds:.2} s", rows.len() >> 20);
     }
     figure(&format!("{name}_rows_per_s"), format!("{:.0}", written.rows as f64 / append), "rows/s");
@@ -361,7 +367,7 @@ fn compared(name: &str, chain_txs: u64, Rounds { written, bare, ratio }: &Rounds
 async fn raw(options: &Options, chain: &Chain) -> Result<()> {
     let (all, pool, db) = rounds(options, "raw", chain, (Way::Ranges, false)).await?;
     compared("raw", options.txs, &all);
-    costs(&pool, &all.written, &all.bare).await?;
+    costs(&pool, &all.written, &all.bare, &TABLES).await?;
     drop(pool);
     db.drop().await?;
     for (name, how) in [("raw_in_order", (Way::InOrder, false)), ("raw_backfill", (Way::Ranges, true))] {
@@ -373,35 +379,18 @@ async fn raw(options: &Options, chain: &Chain) -> Result<()> {
     Ok(())
 }
 
-/// What each index and ON CONFLICT cost, as times the bare COPY of the table's rows.
-async fn costs(pool: &PgPool, written: &Written, bare: &[f64]) -> Result<()> {
+/// What each index and ON CONFLICT cost, as times the bare COPY of a table's rows, of those of `tables` that have some.
+async fn costs(pool: &PgPool, written: &Written, bare: &[f64], tables: &[&str]) -> Result<()> {
     let conn = pool.get().await?;
-    let rows_of = |table: &str| {
-        let at = written.tables.iter().position(|(name, _)| *name == table)?;
-        Some((&written.tables[at].1, bare[at])).filter(|(rows, _)| rows.len() > 21)
-    };
-    for (name, table, index) in INDEXES {
-        let Some((rows, plain)) = rows_of(table) else { continue };
-        let (unique, using) = match index.split_once(' ') {
-            Some(("UNIQUE", rest)) => ("UNIQUE ", rest.to_owned()),
-            Some(("BRIN", rest)) => ("", format!("USING brin {rest}")),
-            _ => ("", index.to_owned()),
-        };
-        conn.batch(&format!("TRUNCATE bare.{table}; CREATE {unique}INDEX {name} ON bare.{table} {using}"))
-            .await?;
-        let mut took = Vec::new();
-        for _ in 0..REPEATS {
-            conn.batch(&format!("TRUNCATE bare.{table}")).await?;
-            took.push(copy_into(&conn, &format!("bare.{}", with_columns(table)), rows).await?.as_secs_f64());
+    for ((table, rows), plain_s) in written.tables.iter().zip(bare) {
+        if !tables.contains(table) || rows.len() <= NO_ROWS_BYTES {
+            continue;
         }
-        figure(&format!("index_{name}"), format!("{:.2}", median(took) / plain), "times_bare_copy");
-        conn.batch(&format!("DROP INDEX bare.{name}")).await?;
-    }
-    for (table, key) in [
-        ("transactions", "(block_height, id, transaction_index)"),
-        ("tx_lookup", "(id, block_height, tx_index)"),
-    ] {
-        let Some((rows, _)) = rows_of(table) else { continue };
+        let copied = Copied { schema: "raw", table, target: with_columns(table), rows, plain_s: *plain_s };
+        let when_full = WHEN_FULL.iter().filter(|(of, ..)| of == table);
+        let when_full: Vec<_> = when_full.map(|(_, name, how)| (*name, *how)).collect();
+        each_index(&conn, "index_", &copied, &when_full).await?;
+        let Some((_, key)) = CONFLICTS.iter().find(|(of, _)| of == table) else { continue };
         conn.batch(&format!(
             "TRUNCATE bare.{table}; CREATE UNIQUE INDEX keyed ON bare.{table} {key};
              CREATE TEMP TABLE arrived (LIKE bare.{table} INCLUDING STORAGE)"
@@ -494,7 +483,9 @@ async fn raw_with_lookups(options: &Options, chain: &Chain) -> Result<()> {
     }
     let bare: Vec<f64> = tables.into_iter().map(median).collect();
     let ratio = bare.iter().sum::<f64>() / written.append.as_secs_f64();
-    compared("raw_evm_lookup", options.txs, &Rounds { written, bare, ratio });
+    let all = Rounds { written, bare, ratio };
+    compared("raw_evm_lookup", options.txs, &all);
+    costs(&pool, &all.written, &all.bare, &["evm_lookup"]).await?;
     drop(pool);
     db.drop().await
 }

@@ -1,23 +1,25 @@
 //! `./dev bench rollback`: how long an app store takes to roll 3 blocks and 1,000 blocks back, in tables of five million rows.
 //!
 //! A table of transfers and one of holdings hold so many rows. Above them stand first 3 and then 1,000 blocks that can be undone, each written as the pipeline does: a commit of
-//! 100 transfers, and one of 200 holdings with their undo rows; one holder is in every block, the others come and go. Then the reorg is applied from its first transaction to its last, as
-//! the pipeline applies it (steps of 10,000 rows), while somebody else commits 2,000 rows at a time, of heights that stay, to another table with the same indexes, as quickly as it can. After each the balances are compared with those
-//! of the common block. On PostgreSQL and, for comparison, on SQLite; there 3 blocks are also held against a plain DELETE of as many blocks' transfers, committed by itself.
+//! 100 transfers, and one of 200 holdings with their undo rows; one holder is in every block, the others come and go, and all of them have a balance before. Then the reorg is applied from its first transaction to its last, as
+//! the pipeline applies it (steps of 10,000 rows), while somebody else commits 2,000 rows at a time, of heights that stay, to another table with the same indexes, as quickly as it can. After each the balance of every holder that
+//! a block changed is what it was at the common block, and no transfer above that block is left in the table, or the benchmark fails; so it does where the other one wrote nothing while 1,000
+//! blocks were rolled back. On PostgreSQL and, for comparison, on SQLite; there 3 blocks are also held against a plain DELETE of as many blocks' transfers, committed by itself.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgPool};
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions};
 use cairn_core::{BlockRef, Height, SystemClock};
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::derived::{
     ApplyProgress, ChunkCommit, Coordinator, DerivedReader, DerivedWriter, Key, ReadMark, ReorgApplier, Row,
-    StateRow, StateRows, Table, TableRows, Value, WorkerLease,
+    StateRow, StateRows, Table, TableRows, WorkerLease,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark};
 use clap::Parser;
@@ -34,6 +36,8 @@ use crate::report::figure;
 
 /// Blocks that are rolled back: a usual reorg, and the deepest that is followed by default (R09).
 const ORPHANS: [u64; 2] = [3, 1_000];
+/// Holders that come and go, beside the one who is in every block.
+const HOLDERS: u64 = 20_000;
 /// Rows of one commit of the writer beside it, all of one height.
 const WRITER_ROWS: u64 = 2_000;
 
@@ -71,8 +75,9 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let mapper = store.commit_chunk(&mapper, chunk(&mapper, blocks, 0)).await?.lease;
     let empty = ChunkCommit { folded_at: Some(0), ..chunk(&folder, blocks, blocks) };
     let folder = store.commit_chunk(&folder, empty).await?.lease;
-    rollbacks("", &store, Some(&pool), mapper, folder).await?;
-    drop((store, pool));
+    let tables = Tables::Postgres(pool);
+    rollbacks("", &store, &tables, mapper, folder).await?;
+    drop((store, tables));
     db.drop().await?;
     if options.sqlite_rows > 0 {
         sqlite(options.sqlite_rows).await?;
@@ -83,8 +88,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 async fn sqlite(rows: u64) -> Result<()> {
     /// Heights of one commit.
     const HEIGHTS: u64 = 500;
-    let folder = tempfile::tempdir_in(cache_dir()?)?;
-    let mut options = SqliteDerivedOptions::new(folder.path());
+    let dir = tempfile::tempdir_in(cache_dir()?)?;
+    let mut options = SqliteDerivedOptions::new(dir.path());
     options.snapshot_max_ms = None;
     let store = Arc::new(SqliteDerived::open(options, catalog()?, Arc::new(SystemClock)).await?);
     register(&*store).await?;
@@ -104,7 +109,8 @@ async fn sqlite(rows: u64) -> Result<()> {
         folder = store.commit_chunk(&folder, commit).await?.lease;
     }
     println!("SQLite: {rows} rows in each table in {:.0} s", begun.elapsed().as_secs_f64());
-    rollbacks("sqlite_", &store, None, mapper, folder).await
+    let tables = Tables::Sqlite(dir.path().join("app.sqlite"));
+    rollbacks("sqlite_", &store, &tables, mapper, folder).await
 }
 
 async fn register(store: &impl AppStore) -> Result<()> {
@@ -115,25 +121,54 @@ async fn register(store: &impl AppStore) -> Result<()> {
     Ok(())
 }
 
+/// Where its rows are, seen past what a snapshot shows: what is left above a checkpoint too.
+enum Tables {
+    Postgres(PgPool),
+    Sqlite(PathBuf),
+}
+
+impl Tables {
+    /// Transfers above a height.
+    async fn transfers_above(&self, height: u64) -> Result<i64> {
+        let (height, table) = (i64::try_from(height)?, TRANSFERS.name);
+        match self {
+            Tables::Postgres(pool) => {
+                let sql = format!("SELECT count(*) FROM app.{table} WHERE block_height > $1");
+                Ok(pool.get().await?.query_one(&sql, &[&height]).await?.try_get(0)?)
+            }
+            Tables::Sqlite(file) => {
+                let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+                let sql = format!("SELECT count(*) FROM {table} WHERE block_height > ?1");
+                let conn = rusqlite::Connection::open_with_flags(file, flags)?;
+                Ok(conn.query_row(&sql, [height], |row| row.get(0))?)
+            }
+        }
+    }
+}
+
 /// The holders of a block: the one who is in every block with the block that had it before, and others that come and go.
-fn holders(first: u64, common: u64, height: u64) -> Vec<StateRow> {
-    let hot = (0, (height > first).then_some(height - 1));
-    let others = (0..2 * PER_BLOCK - 1).map(|n| {
-        let holder = 1 + (height * 131 + n) % 20_000;
-        (holder, None)
-    });
-    let state = |(n, last): (u64, Option<u64>)| StateRow {
+fn holders(common: u64, height: u64) -> Vec<StateRow> {
+    let hot = (0, height - 1);
+    let others = (0..2 * PER_BLOCK - 1).map(|n| (1 + (height * 131 + n) % HOLDERS, common));
+    let state = |(n, last): (u64, u64)| StateRow {
         row: holding(n, height),
-        undo: vec![(Height(height), Some(holding(n, last.unwrap_or(common))))],
+        undo: vec![(Height(height), Some(holding(n, last)))],
     };
     std::iter::once(hot).chain(others).map(state).collect()
+}
+
+/// The balance of every holder that blocks change.
+async fn balances(store: &impl AppStore) -> Result<Vec<Option<Row>>> {
+    let table = Table::new(&HOLDINGS)?;
+    let keys: Vec<Key> = (0..=HOLDERS).map(|n| table.key_of(&holding(n, 0))).collect();
+    Ok(store.snapshot().await?.rows(HOLDINGS.name, &keys).await?)
 }
 
 /// Writes blocks on top of what the leases have done and takes them away again, a few and then many, while somebody else writes.
 async fn rollbacks<S: AppStore>(
     name: &str,
     store: &Arc<S>,
-    pool: Option<&PgPool>,
+    tables: &Tables,
     mut mapper: WorkerLease,
     mut folder: WorkerLease,
 ) -> Result<()> {
@@ -144,8 +179,8 @@ async fn rollbacks<S: AppStore>(
     let writer = tokio::spawn(write(store.clone(), lease, turns.subscribe(), written.clone()));
     let (mut last, mut few) = (ReorgMark { id: 0, digest: [0; 32] }, Duration::ZERO);
     for orphans in ORPHANS {
-        let common = put_on_top(&**store, mapper, folder, orphans, last.id).await?;
-        if let (Some(pool), true) = (pool, last.id > 0) {
+        let (common, balances_before) = put_on_top(&**store, mapper, folder, orphans, last.id).await?;
+        if let (Tables::Postgres(pool), true) = (tables, last.id > 0) {
             let deleted = delete(pool, common + orphans - ORPHANS[0]).await?;
             figure(
                 &format!("rollback_{name}delete_3_blocks_s"),
@@ -161,10 +196,11 @@ async fn rollbacks<S: AppStore>(
         let (took, steps, longest) = apply(&**store, &entry).await?;
         turns.send_replace(Turn::Rest);
         let meanwhile = written.load(Ordering::Relaxed) - before;
-        demand_rolled_back(&**store, common).await?;
+        demand_rolled_back(&**store, tables, common, &balances_before).await?;
         figure(&format!("rollback_{name}{orphans}_blocks_s"), format!("{:.3}", took.as_secs_f64()), "s");
         println!("{steps} steps; {meanwhile} rows were written by the other one meanwhile");
         if orphans != ORPHANS[0] {
+            ensure!(meanwhile > 0, "nobody else could write while {orphans} blocks were rolled back");
             figure(&format!("rollback_{name}longest_step_ms"), longest.as_millis(), "ms");
         } else {
             few = took;
@@ -177,29 +213,37 @@ async fn rollbacks<S: AppStore>(
     writer.await.context("the writer")?
 }
 
-/// Writes so many blocks; the height below them. `applied` is the newest reorg that was applied.
+/// Writes a block that stays, in which everybody gets a balance, and so many above it; the height of the former, and the balances there. `applied` is the newest reorg that was applied.
 async fn put_on_top(
     store: &impl AppStore,
     mut mapper: WorkerLease,
     mut folder: WorkerLease,
     blocks: u64,
     applied: u64,
-) -> Result<u64> {
+) -> Result<(u64, Vec<Option<Row>>)> {
     let read = ReadMark { reorg_id: applied, known_to: applied, newer: Vec::new() };
-    let first = mapper.done_to.get();
-    let common = first.checked_sub(1).context("no block below")?;
-    // The holders that the blocks change are there before, as everybody's balance is.
-    for height in first..first + blocks {
+    let common = mapper.done_to.get();
+    let commit = ChunkCommit { read: read.clone(), ..chunk(&mapper, common + 1, common) };
+    mapper = store.commit_chunk(&mapper, commit).await?.lease;
+    let everybody = (0..=HOLDERS).map(|n| StateRow { row: holding(n, common), undo: Vec::new() });
+    let states = vec![StateRows { table: HOLDINGS.name, rows: everybody.collect() }];
+    let folded_at = Some(applied);
+    let commit = ChunkCommit { states, folded_at, read: read.clone(), ..chunk(&folder, common + 1, common) };
+    folder = store.commit_chunk(&folder, commit).await?.lease;
+    let before = balances(store).await?;
+    for height in common + 1..=common + blocks {
         let rows = vec![TableRows { table: TRANSFERS.name, rows: transfers(height, height + 1) }];
         let commit = ChunkCommit { rows, read: read.clone(), ..chunk(&mapper, height + 1, common) };
         mapper = store.commit_chunk(&mapper, commit).await?.lease;
-        let states = vec![StateRows { table: HOLDINGS.name, rows: holders(first, common, height) }];
-        let folded_at = Some(applied);
+        let states = vec![StateRows { table: HOLDINGS.name, rows: holders(common, height) }];
         let commit =
             ChunkCommit { states, folded_at, read: read.clone(), ..chunk(&folder, height + 1, common) };
         folder = store.commit_chunk(&folder, commit).await?.lease;
     }
-    Ok(common)
+    // Else there would be nothing to compare.
+    let changed = balances(store).await?.iter().zip(&before).filter(|(now, before)| now != before).count();
+    ensure!(changed as u64 >= 2 * PER_BLOCK, "{blocks} blocks changed {changed} balances");
+    Ok((common, before))
 }
 
 /// The entry of the reorg log that takes away so many blocks above the common one.
@@ -243,19 +287,22 @@ async fn delete(pool: &PgPool, above: u64) -> Result<Duration> {
     Ok(took)
 }
 
-async fn demand_rolled_back(store: &impl AppStore, common: u64) -> Result<()> {
-    let table = Table::new(&HOLDINGS)?;
-    let keys: Vec<Key> = [0, 1, 77].iter().map(|n| table.key_of(&holding(*n, 0))).collect();
-    let found = store.snapshot().await?.rows(HOLDINGS.name, &keys).await?;
-    let wrong = found.iter().flatten().filter_map(last_height).find(|last| *last > common);
-    ensure!(wrong.is_none(), "not rolled back: a balance of height {wrong:?}");
-    let hot = found.first().and_then(|row| row.as_ref().and_then(last_height));
-    ensure!(hot == Some(common), "not rolled back: {hot:?}");
+/// Demands every balance that was changed as it was before, and no transfer above the common block.
+async fn demand_rolled_back(
+    store: &impl AppStore,
+    tables: &Tables,
+    common: u64,
+    before: &[Option<Row>],
+) -> Result<()> {
+    let now = balances(store).await?;
+    ensure!(now.len() == before.len(), "{} balances of {}", now.len(), before.len());
+    let mut wrong = now.iter().zip(before).filter(|(now, before)| now != before);
+    if let Some((now, before)) = wrong.next() {
+        bail!("not rolled back: {} balances, such as {now:?} that was {before:?}", 1 + wrong.count());
+    }
+    let left = tables.transfers_above(common).await?;
+    ensure!(left == 0, "not rolled back: {left} transfers above height {common}");
     Ok(())
-}
-
-fn last_height(row: &Row) -> Option<u64> {
-    row.0.last().and_then(Value::as_height).map(Height::get)
 }
 
 /// What the writer is to do.

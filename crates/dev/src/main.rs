@@ -16,6 +16,7 @@ mod bench_node_to_postgres;
 mod bench_peer;
 mod bench_pg;
 mod bench_postgres;
+mod bench_postgres_costs;
 mod bench_postgres_derived;
 mod bench_rollback;
 mod cairn;
