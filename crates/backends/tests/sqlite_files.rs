@@ -191,7 +191,7 @@ async fn i06_a_block_that_is_gone_is_put_back_where_it_was_and_no_other_forks() 
     let all = HeightRange::new(Height(0), Height(40));
     let stored = store.snapshot().await.expect("reads").blocks(all, Parts::all(), u64::MAX).await;
     let whole: Vec<_> = blocks.iter().map(|block| as_stored(block, Parts::all())).collect();
-    assert_eq!(stored.expect("reads"), whole);
+    assert_eq!(stored.expect("reads").blocks, whole);
 }
 
 #[tokio::test]

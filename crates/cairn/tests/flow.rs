@@ -250,10 +250,11 @@ fn tokens_are_named_by_a_node_that_has_no_state_of_old_blocks() {
     let json = |service: &Service, path: &str| -> Value {
         serde_json::from_str(&service.get(path).1).expect("JSON")
     };
+    let end = TO.to_string();
     let done = |service: &Service, worker: &str| {
         let status = json(service, "/v1/status");
         let workers = status["data"]["derived"]["workers"].as_array().cloned().unwrap_or_default();
-        workers.iter().any(|at| at["name"] == worker && at["tip"]["height"] == TO.to_string())
+        workers.iter().any(|at| at["name"] == worker && at["tip"]["height"] == *end)
     };
     for worker in ["token_metadata_worker", "nft_metadata_worker", "contract_code_worker"] {
         service.until(worker, |service| done(service, worker));

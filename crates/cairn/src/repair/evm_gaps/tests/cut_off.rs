@@ -52,8 +52,11 @@ struct Node {
     hangs_at: Option<Height>,
     hangs: Notify,
     /// Asked for this one, somebody asks for rows first.
-    meets: Mutex<Option<(Height, Arc<dyn AppStore>, RebuildRequest)>>,
+    meets: Mutex<Option<Meeting>>,
 }
+
+/// At which block whom is asked for what.
+type Meeting = (Height, Arc<dyn AppStore>, RebuildRequest);
 
 #[async_trait]
 impl ChainSource for Node {
