@@ -182,6 +182,37 @@ impl Way {
 }
 
 #[tokio::test]
+async fn a_statement_that_nobody_waits_for_is_cancelled_and_the_server_not_taken_for_lost() {
+    let Some(db) = pg::database().await else { return };
+    let primary = PgOptions { is_primary: true, ..db.options() };
+    let slow = PgPool::new(PgOptions { connect_timeout_ms: 1_000, ..primary.clone() }).expect("a URL");
+    let other = slow.beside(primary).expect("a URL");
+    let pid = async |pool: &PgPool| {
+        let conn = pool.get().await.expect("connects");
+        conn.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get::<_, i32>(0)
+    };
+    let (slow_by, other_by) = (pid(&slow).await, pid(&other).await);
+    let conn = slow.begin(Isolation::ReadCommitted).await.expect("begins");
+    let asked = conn.query_one("SELECT pg_sleep(30)", &[]);
+    tokio::time::timeout(Duration::from_millis(200), asked).await.expect_err("it sleeps");
+    drop(conn);
+    let begun = std::time::Instant::now();
+    let running = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND state <> 'idle'";
+    let watch = other.get().await.expect("connects");
+    while watch.query_one(running, &[&slow_by]).await.expect("asks").get::<_, i64>(0) > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it runs on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(watch);
+    assert_eq!(pid(&other).await, other_by, "the others are kept");
+    // Its own goes back to its pool, which may be some moments later.
+    while pid(&slow).await != slow_by {
+        assert!(begun.elapsed() < Duration::from_secs(25), "its connection was closed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_rollback_that_is_not_answered_closes_its_connection_and_gives_up_the_others() {
     let Some(db) = pg::database().await else { return };
     let way = Arc::new(Way::default());

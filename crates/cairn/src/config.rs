@@ -445,8 +445,10 @@ impl Config {
                     hide_url(url)
                 );
             }
-            if database.max_open_conns == 0 {
-                bail!("{name}.max_open_conns must be at least 1");
+            // Building an index holds one for as long as that takes.
+            let least = if name == "app" { 2 } else { 1 };
+            if database.max_open_conns < least {
+                bail!("{name}.max_open_conns must be at least {least}");
             }
         }
         crate::stores::payload_location(self)?;

@@ -299,6 +299,29 @@ impl Inner {
         }
     }
 
+    /// Ends a transaction that nobody waits for any more. A statement of it may still run: one that takes long is cancelled, so that who hangs up leaves no work to the
+    /// server, and whoever answers then is well. `None` for one that says nothing after that either.
+    async fn roll_back(&self, client: &Client) -> Option<std::result::Result<(), tokio_postgres::Error>> {
+        let wait = Duration::from_millis(self.options.connect_timeout_ms.max(1));
+        let rollback = client.batch_execute("ROLLBACK");
+        tokio::pin!(rollback);
+        if let Ok(answer) = tokio::time::timeout(wait, &mut rollback).await {
+            return Some(answer);
+        }
+        let cancelled = async {
+            let token = client.cancel_token();
+            let asked = match self.config.get_ssl_mode() {
+                SslMode::Disable => token.cancel_query(NoTls).await,
+                _ => token.cancel_query(self.tls.clone()).await,
+            };
+            if let Err(error) = asked {
+                tracing::debug!(error = %text(&error), "a statement that nobody waits for can't be cancelled");
+            }
+            rollback.await
+        };
+        tokio::time::timeout(wait, cancelled).await.ok()
+    }
+
     fn give_up_connections(&self) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         self.generation.fetch_add(1, Ordering::AcqRel);
@@ -572,16 +595,15 @@ impl Drop for PgConn {
         // Without a runtime the connection is closed, which rolls back too.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            let wait = Duration::from_millis(pool.options.connect_timeout_ms.max(1));
-            match tokio::time::timeout(wait, session.client.batch_execute("ROLLBACK")).await {
-                Ok(Ok(())) => pool.put_back(session),
-                Ok(Err(error)) => {
+            match pool.roll_back(&session.client).await {
+                Some(Ok(())) => pool.put_back(session),
+                Some(Err(error)) => {
                     tracing::debug!(error = %text(&error), "a rollback failed; connection closed");
                     if session.client.is_closed() {
                         pool.lost(&session);
                     }
                 }
-                Err(_) => {
+                None => {
                     tracing::debug!("a rollback took too long; connection closed");
                     // Whoever answers nothing may not be there any more; without this the connection would wait for its answers.
                     session.driver.abort();

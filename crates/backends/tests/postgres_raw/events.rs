@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cairn_backends::postgres::{PgRawOptions, PgRawStore};
-use cairn_core::{BlockLayout, EventSlice, Height, Parts, RawBlock, Slices, TxSlice};
+use cairn_core::{BlockLayout, EventSlice, Fence, Height, Parts, RawBlock, Slices, TxSlice};
 use cairn_store::suite::blocks::{as_stored, chain};
 use cairn_store::{PurgeProgress, RawReader, RawWriter, Rollback, StoreError};
 
@@ -38,15 +38,20 @@ fn block_with_events() -> Vec<RawBlock> {
     blocks
 }
 
+async fn filled(db: &pg::TestDb, blocks: &[RawBlock]) -> (PgRawStore, Fence) {
+    let layout = Arc::new(WithinTransactions);
+    let store = PgRawStore::open(PgRawOptions { layout, ..options(db) }, None).await.expect("opens");
+    store.init(info()).await.expect("init");
+    let fence = store.acquire().await.expect("acquire").fence;
+    store.append(fence, batch(blocks)).await.expect("appends");
+    (store, fence)
+}
+
 #[tokio::test]
 async fn indexes_within_transactions_are_kept_through_a_reorg_and_a_gap_is_seen() {
     let Some(db) = pg::database().await else { return };
     let blocks = block_with_events();
-    let layout = Arc::new(WithinTransactions);
-    let store = PgRawStore::open(PgRawOptions { layout, ..options(&db) }, None).await.expect("opens");
-    store.init(info()).await.expect("init");
-    let fence = store.acquire().await.expect("acquire").fence;
-    store.append(fence, batch(&blocks)).await.expect("appends");
+    let (store, fence) = filled(&db, &blocks).await;
     let pool = db.pool();
     let conn = pool.get().await.expect("connects");
     let rows = conn
@@ -98,11 +103,7 @@ async fn indexes_within_transactions_are_kept_through_a_reorg_and_a_gap_is_seen(
 async fn events_of_one_block_that_was_taken_away_may_have_one_index() {
     let Some(db) = pg::database().await else { return };
     let blocks = block_with_events();
-    let layout = Arc::new(WithinTransactions);
-    let store = PgRawStore::open(PgRawOptions { layout, ..options(&db) }, None).await.expect("opens");
-    store.init(info()).await.expect("init");
-    let fence = store.acquire().await.expect("acquire").fence;
-    store.append(fence, batch(&blocks)).await.expect("appends");
+    let (store, fence) = filled(&db, &blocks).await;
     let common = blocks[0].block_ref();
     store.rollback(fence, Rollback { common, max_depth: 5, decided_at_ms: 1 }).await.expect("rolls back");
     assert_eq!(store.purge_step(fence, 10).await.expect("purges"), PurgeProgress::Done);

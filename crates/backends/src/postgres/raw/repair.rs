@@ -4,6 +4,7 @@
 //! reader may not see already, and works on canonical heights; above them it only takes lookups away that no row stands behind. What takes long, looking, takes no lock. The caller bounds the range.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_core::{Height, HeightRange, Parts, RawBlock, StoredBlock};
@@ -17,6 +18,9 @@ use super::{PgRawStore, Shared, blocking, debug, moves, read, repair_lookups};
 
 /// The most heights that one call repairs.
 const MAX_HEIGHTS: u64 = 100_000;
+
+/// How long object storage may take while the head is held.
+const MAX_FETCH: Duration = Duration::from_secs(3);
 
 /// What a repair of lookups did and found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -151,7 +155,17 @@ async fn write_again(
     }
     if let Some(read) = read {
         let rows = read::read_one(tx.conn(), block.height, Parts::all()).await?;
-        let stored = rows.put_together_knowing(shared, batch).await?.pop();
+        // Objects of what stands there are asked for while the head is held: whoever appends doesn't wait for storage that hangs.
+        let putting = rows.put_together_knowing(shared, batch);
+        let stored = match tokio::time::timeout(MAX_FETCH, putting).await {
+            Ok(stored) => stored?.pop(),
+            Err(_) => {
+                return Err(StoreError::Busy(format!(
+                    "object storage didn't give the parts of block {block} within {} ms",
+                    MAX_FETCH.as_millis()
+                )));
+            }
+        };
         if !is_to_replace(batch.first(), read, stored.as_ref())? {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use cairn_flow::evm_blocks::closed_heights;
 use cairn_store::{RawReader, Replacement, StoreError};
 
 use super::super::fetch::Fetch;
-use super::left;
+use super::left::{self, Written};
 use crate::stores::RawStore;
 
 /// How often a block is read again that somebody else replaces meanwhile.
@@ -44,13 +44,13 @@ pub(super) async fn ask(
         let (judged, read_before) = judging.await.context("the look at answers panicked")?;
         let (more, closes) = judged?;
         let Some((block, events)) = more else { return Ok(Asked { new_events: None, closes }) };
-        let at = block.block_ref();
+        let (at, written) = (block.block_ref(), Written { events, bytes: block.receipts.len() });
         // Before: whoever is killed behind it leaves nothing that the next one doesn't come to.
-        left::note(&**store, at).await?;
+        left::note(&**store, at, None).await?;
         match store.replace_block(Replacement { block, read: read_before }).await {
             Ok(()) => {
-                // Once more: a repair beside this one that found nothing replaced yet may have closed it.
-                left::note(&**store, at).await?;
+                // A repair beside this one that found nothing replaced yet may have closed the other one, or be about to.
+                left::note(&**store, at, Some(written)).await?;
                 return Ok(Asked { new_events: Some(events), closes });
             }
             // Another repair put there what it was given: only what has more than that may follow.

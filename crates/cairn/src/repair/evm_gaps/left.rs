@@ -20,19 +20,39 @@ const REPLACED: &str = "a node gives more of this block than was stored: it is r
 /// Entries that are read at once.
 const PAGE_ENTRIES: usize = 1_000;
 
-/// Says that a block is being replaced.
-pub(super) async fn note(store: &dyn RawStore, block: BlockRef) -> Result<(), StoreError> {
+/// Says that a block is being replaced; or, with what was written, that it was. That is an entry of its own, which no repair holds that looked before: so none
+/// closes it that found the block as it was.
+pub(super) async fn note(
+    store: &dyn RawStore,
+    block: BlockRef,
+    written: Option<Written>,
+) -> Result<(), StoreError> {
+    let message = match written {
+        None => REPLACED.to_owned(),
+        Some(Written { events, bytes }) => {
+            format!("{REPLACED} ({events} events more, {bytes} bytes of results in all)")
+        }
+    };
     let entry = NewError {
         service: REPAIR_SERVICE.into(),
         height: block.height,
         block_id: block.id,
         transaction_id: String::new(),
         severity: Severity::Warn,
-        message: REPLACED.into(),
+        message,
         raw_data: Vec::new(),
         raw_ref: Some(format!("raw:{}", block.height)),
     };
     ErrorLog::record(store, &[entry]).await.map(drop)
+}
+
+/// What took a block's place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Written {
+    /// Events that were not stored before.
+    pub events: u32,
+    /// The bytes of all its results.
+    pub bytes: usize,
 }
 
 /// The blocks of which something is left to do.

@@ -20,7 +20,7 @@ use crate::commands::reindex::{self, Stay, pg};
 use crate::commands::retry::retry;
 use crate::config::DatabaseConfig;
 use crate::operators::Stores;
-use crate::repair::evm_gaps::left::Left;
+use crate::repair::evm_gaps::left::{self, Left, Written};
 use crate::stores::{self, Access};
 
 const OTHER: Height = Height(FIRST + 15);
@@ -414,4 +414,20 @@ async fn f04_errors_of_gaps_that_are_gone_are_closed() {
     let open = ErrorLog::list(&*archive.store, &filter).await.expect("reads");
     let open: Vec<u8> = open.iter().map(|logged| logged.error.block_id.0[0]).collect();
     assert_eq!(open, [3, 6, 9]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f04_a_repair_that_looked_before_a_block_was_replaced_does_not_close_what_is_left_of_it() {
+    let dir = tempfile::tempdir().expect("dir");
+    let archive = Archive::on_sqlite(&dir).await;
+    let store = &*archive.store;
+    let at = block(Height(FIRST + 1), false).block_ref();
+    left::note(store, at, None).await.expect("is told");
+    // Somebody else looks, finds the block as it was, and so nothing to do.
+    let beside = Left::of(store).await.expect("reads");
+    left::note(store, at, Some(Written { events: 1, bytes: 100 })).await.expect("is told");
+    beside.close(store, |_| true).await.expect("closes");
+    assert_eq!(archive.left().await, [at.height]);
+    Left::of(store).await.expect("reads").close(store, |_| true).await.expect("closes");
+    assert_eq!(archive.left().await, []);
 }
