@@ -6,8 +6,9 @@
 mod support;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use cairn_core::{BlockRef, Height};
+use cairn_core::{BlockRef, Height, HeightRange};
 use cairn_pipeline::IngestError;
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_pipeline::derive::processor::AskError;
@@ -15,7 +16,7 @@ use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester};
 use cairn_pipeline::status::StatusBoard;
 use cairn_source::evm::synthetic::{View, ViewOfChain};
 use cairn_store::RawReader;
-use cairn_store::derived::DerivedReader;
+use cairn_store::derived::{Coordinator, DerivedReader, Value};
 use tokio_util::sync::CancellationToken;
 
 use support::derive::{Derived, NAMES, counts, marks, names_of};
@@ -167,6 +168,37 @@ async fn an_archive_beyond_the_nodes_finalised_block_asks_at_its_own() {
     let working = world.start(vec![marks(|_, _| Ok(())), enricher], world.options());
     world.until_next("name_worker", 21).await;
     assert_eq!(*asked.lock().unwrap(), (0..=20).collect::<Vec<_>>());
+    working.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_again_is_not_asked_below_the_answer_that_it_is_to_replace() {
+    let world = Derived::new(tiny(28), 20).await;
+    let ahead = world.chain.block_ref(MAIN, Height(500));
+    let saying = |finalized, name: &'static str| {
+        vec![marks(|_, _| Ok(())), names_of(finalized, move |_, _| (1, Ok(Some(name.into()))))]
+    };
+    let said = async || -> Vec<Value> {
+        world.rows(NAMES.name).await.into_iter().map(|mut row| row.0.swap_remove(1)).collect()
+    };
+    let working = world.start(saying(Some(ahead), "one"), world.options());
+    world.until_next("name_worker", 21).await;
+    working.stop().await.unwrap();
+    let heights = HeightRange::new(Height(0), Height(21));
+    world.app.request_reindex("name_worker", 1, heights, 100).await.unwrap();
+    // A node that doesn't say now which block is final.
+    let working = world.start(saying(None, "two"), world.options());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(said().await, vec![Value::text("one"); 21]);
+    working.stop().await.unwrap();
+    let working = world.start(saying(Some(ahead), "two"), world.options());
+    tokio::time::timeout(Duration::from_secs(600), async {
+        while said().await != vec![Value::text("two"); 21] {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .expect("it is asked again once the node says it");
     working.stop().await.unwrap();
 }
 

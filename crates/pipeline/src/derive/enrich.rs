@@ -105,6 +105,13 @@ pub(super) async fn prepare(
     let mut questions: Vec<Question> = first_named.into_iter().map(question).collect();
     let (service, start) = (enricher.service().name, chunk.heights.start());
     if asks_again {
+        // What is said of a lower block would lie below the answer that it is to replace, and change nothing.
+        let is_below = |question: &Question| {
+            known.get(&question.key).copied().flatten().is_some_and(|asked| asked > question.at.height)
+        };
+        if ahead.is_none() && questions.iter().any(is_below) {
+            return Err(not_yet("the node's finalised block"));
+        }
         // A chunk of this lease that was committed asked at this very block.
         questions.retain(|Question { key, at, is_settled, .. }| {
             let is_of_it = *is_settled && known.get(key) == Some(&Some(at.height));

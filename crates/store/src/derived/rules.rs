@@ -516,6 +516,14 @@ pub fn is_taken_back(lease: &WorkerLease) -> bool {
     lease.is_dead() && lease.last_error.starts_with(TAKEN_BACK)
 }
 
+/// Refuses to free a lease of which some rows are gone: whoever took it up would leave the others.
+pub fn demand_whole(lease: &WorkerLease) -> Result<()> {
+    match is_taken_back(lease) {
+        false => Ok(()),
+        true => Err(StoreError::Invalid(format!("lease {} can't be freed: {}", lease.id, lease.last_error))),
+    }
+}
+
 /// The heights whose rows go with a lease that is taken back: down to where the lease below it ends, or to the checkpoint.
 pub fn heights_taken_back(
     checkpoint: &DerivedCheckpoint,

@@ -105,10 +105,11 @@ impl Coordinator for PgDerived {
     }
 
     async fn lease_gaps(&self, limit: usize) -> Result<Vec<LeaseGap>> {
+        // What is derived ends where the lowest one has to begin, at the latest.
         const GAPS: &str = "SELECT worker_type, before_to, from_height FROM (
                  SELECT worker_type, from_height,
-                        lag(to_height) OVER (PARTITION BY worker_type ORDER BY from_height) AS before_to
-                 FROM app.worker_leases WHERE kind = 'index') l
+                        coalesce(lag(to_height) OVER (PARTITION BY worker_type ORDER BY from_height), last_height + 1) AS before_to
+                 FROM app.worker_leases JOIN app.indexing_checkpoints ON service_name = worker_type WHERE kind = 'index') l
              WHERE from_height > before_to ORDER BY worker_type, from_height LIMIT $1";
         let conn = self.shared.write.get().await?;
         let rows = conn.query(GAPS, &[&int_of(limit as u64)]).await?;
@@ -332,6 +333,10 @@ async fn by_operator(
         tx.undo().await;
         return Ok(None);
     };
+    if let Err(error) = rules::demand_whole(&lease) {
+        tx.undo().await;
+        return Err(error.into());
+    }
     change(&tx, &mut lease);
     if status == LeaseStatus::Active {
         lease.fence = tx.next_fence().await?;

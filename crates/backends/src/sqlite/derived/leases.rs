@@ -477,11 +477,12 @@ impl Coordinator for SqliteDerived {
 
     async fn lease_gaps(&self, limit: usize) -> Result<Vec<LeaseGap>> {
         self.read(move |conn| {
+            // What is derived ends where the lowest one has to begin, at the latest.
             conn.prepare_cached(
                 "SELECT worker_type, below, from_height FROM ( \
                      SELECT worker_type, from_height, \
-                         LAG(to_height) OVER (PARTITION BY worker_type ORDER BY from_height) AS below \
-                     FROM worker_leases WHERE kind = 'index') \
+                         coalesce(LAG(to_height) OVER (PARTITION BY worker_type ORDER BY from_height), last_height + 1) AS below \
+                     FROM worker_leases JOIN indexing_checkpoints ON service_name = worker_type WHERE kind = 'index') \
                  WHERE below < from_height ORDER BY worker_type, from_height LIMIT ?1",
             )
             .and_then(|mut statement| {
@@ -506,6 +507,7 @@ impl Coordinator for SqliteDerived {
         self.write("retry_lease", move |write| {
             let lease = find(write.tx, id)?.filter(|lease| lease.status == LeaseStatus::Failed);
             let Some(lease) = lease else { return Ok(None) };
+            rules::demand_whole(&lease)?;
             let lease = WorkerLease { attempt: 0, next_try_at_ms: write.now_ms, ..lease };
             update(write.tx, &lease)?;
             Ok(Some(lease))

@@ -131,10 +131,12 @@ impl Coordinator for MemoryDerived {
         let mut gaps = Vec::new();
         for service in services {
             let leases = state.index_leases(service);
-            let pairs = leases.iter().zip(leases.iter().skip(1));
+            // What is derived ends where the lowest one has to begin, at the latest.
+            let derived = state.checkpoints.get(service).map(|checkpoint| checkpoint.next);
+            let ends = derived.into_iter().chain(leases.iter().map(|lease| lease.range.end()));
             gaps.extend(
-                pairs
-                    .map(|(lower, upper)| HeightRange::new(lower.range.end(), upper.range.start()))
+                ends.zip(&leases)
+                    .map(|(end, upper)| HeightRange::new(end.min(upper.range.start()), upper.range.start()))
                     .filter(|missing| !missing.is_empty())
                     .map(|missing| LeaseGap { service: service.clone(), missing }),
             );
@@ -152,6 +154,7 @@ impl Coordinator for MemoryDerived {
         let now_ms = self.now_ms();
         self.commit("retry_lease", |state| {
             let lease = state.leases.get(&id).filter(|lease| lease.status == LeaseStatus::Failed);
+            lease.map_or(Ok(()), rules::demand_whole)?;
             let lease =
                 lease.map(|lease| WorkerLease { attempt: 0, next_try_at_ms: now_ms, ..lease.clone() });
             if let Some(lease) = &lease {

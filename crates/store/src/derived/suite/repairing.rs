@@ -22,6 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
         another_first_parent_is_an_alarm,
         what_lies_above_a_seam_is_taken_back_and_derived_anew,
         what_lies_above_a_gap_is_taken_back_and_both_are_derived_anew,
+        what_was_taken_back_below_all_others_is_a_gap,
         what_is_derived_and_what_is_folded_are_not_taken_back,
         after_a_reorg_it_crosses_on_the_new_fork,
         leases_that_make_ranges_again_are_not_crossed,
@@ -177,6 +178,13 @@ async fn what_lies_above_a_seam_is_taken_back_and_derived_anew(
     let half = subject.lease(leases[1].id).await?;
     same("where it stands", (half.done_to, half.last_id, half.is_dead()), (Height(10), None, true))?;
     holds(half.last_error.contains("leases reset --worker mapper --from 10"), "it says how to go on")?;
+    // Who took it up would leave the rows that are left.
+    let freed = subject.store.retry_lease(half.id).await;
+    refused(
+        "freed half done",
+        freed,
+        |error: &StoreError| matches!(error, StoreError::Invalid(what) if what.contains("leases reset")),
+    )?;
     same("alarms", subject.store.repair_checkpoints().await?, Repairs::default())?;
     subject.reopen().await?;
 
@@ -216,6 +224,22 @@ async fn what_lies_above_a_gap_is_taken_back_and_both_are_derived_anew(
     let missing = HeightRange::new(Height(10), Height(20));
     same("the gap", gaps.iter().map(|gap| gap.missing).collect(), vec![missing])?;
     take_back(&subject, missing.end().get(), 5).await?;
+    same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
+    subject.index_all(10, 10).await?;
+    subject.dumps_as_its_chain().await
+}
+
+async fn what_was_taken_back_below_all_others_is_a_gap(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let subject = Subject::new(&factory, Raw::with(30, 1)).await?;
+    let (one, two) = (subject.claim(MAPPER).await?, subject.claim(MAPPER).await?);
+    subject.work(two, 100).await?;
+    same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
+    // The first step takes the lowest one, and whoever asks for it goes no further.
+    let step = subject.store.take_back_step(MAPPER, Height(0), 100).await?;
+    holds(step.is_some_and(|step| step.is_whole), "it had no rows")?;
+    let gaps = subject.store.lease_gaps(10).await?;
+    same("the gap", gaps.iter().map(|gap| gap.missing).collect(), vec![one.range])?;
+    take_back(&subject, one.range.end().get(), 100).await?;
     same("gaps", subject.store.lease_gaps(10).await?, Vec::new())?;
     subject.index_all(10, 10).await?;
     subject.dumps_as_its_chain().await
