@@ -302,6 +302,7 @@ fn evm_lookup(truth: &RawTruth<'_>, _: &Tables) -> Result<Expected> {
                 let next = next.entry(block.height).or_default();
                 let hash = Fields::of(&event.payload)?.hash("hash")?;
                 expected.add(vec![number(block.height), number(*next), bytes(hash), bytes(&tx.id)])?;
+                *next += 1;
             }
         }
     }
