@@ -83,7 +83,6 @@ struct TxPiece {
 }
 
 struct EventPiece {
-    tx_index: u32,
     index: u32,
     payload: Piece,
 }
@@ -493,7 +492,6 @@ fn pieces(
         .events
         .into_iter()
         .map(|event| EventPiece {
-            tx_index: event.tx_index,
             index: event.index,
             payload: apart.piece(block.receipts.slice_ref(event.payload)),
         })

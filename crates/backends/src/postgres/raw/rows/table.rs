@@ -156,9 +156,7 @@ pub(super) fn transaction_rows(
     objects: &[PayloadRef],
 ) {
     let height = sql(block.facts.height);
-    let mut order: Vec<usize> = (0..block.transactions.len()).collect();
-    order.sort_unstable_by_key(|index| (block.transactions[*index].id, *index));
-    for index in order {
+    for index in by_id(block) {
         let facts = &block.transactions[index];
         let piece = parts.pieces.as_ref().and_then(|pieces| pieces.transactions.get(index));
         let columns: i16 = if *with_details { 17 } else { 10 };
@@ -231,34 +229,46 @@ fn execution_result_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'
     reference(row, payload, objects);
 }
 
+/// The events of a block that was cut lie by transaction, and their indexes have no gap within one (`cairn_store::layout::cut`).
 fn event_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
     let Some(pieces) = &parts.pieces else { return };
-    let id = |event: &EventPiece| {
-        block.transactions.get(event.tx_index as usize).map(|tx| tx.id).unwrap_or_default()
-    };
-    let mut order: Vec<(TxId, &EventPiece)> = pieces.events.iter().map(|event| (id(event), event)).collect();
-    order.sort_unstable_by_key(|(id, event)| (*id, event.tx_index, event.index));
-    // The row before: its transaction's id and index, and its own index.
-    let mut last: Option<(TxId, u32, i64)> = None;
-    let mut shift = 0;
-    for (id, event) in order {
-        let index = i64::from(event.index);
-        match last {
-            Some((last_id, tx_index, last)) if last_id == id => {
-                if tx_index != event.tx_index {
-                    // A block may name a transaction twice; where indexes begin anew in it, the second one's follow the first one's.
-                    shift = (last + 1 - index).max(0);
-                }
-            }
-            _ => shift = 0,
+    let mut rest = &pieces.events[..];
+    let events_of: Vec<&[EventPiece]> = pieces
+        .transactions
+        .iter()
+        .map(|tx| rest.split_off(..tx.event_count as usize).unwrap_or_default())
+        .collect();
+    let height = sql(block.facts.height);
+    // The transaction before that has events, and the index after its last one's.
+    let mut last: Option<(&TxId, i64)> = None;
+    for tx_index in by_id(block) {
+        let Some((events, first)) =
+            events_of.get(tx_index).and_then(|events| Some((events, events.first()?)))
+        else {
+            continue;
+        };
+        let id = &block.transactions[tx_index].id;
+        // A block may name a transaction twice; where indexes begin anew in it, the second one's follow the first one's.
+        let mut index = match last {
+            Some((last_id, next)) if last_id == id => next.max(i64::from(first.index)),
+            _ => i64::from(first.index),
+        };
+        for event in *events {
+            let row = rows.row(7);
+            row.i64(height).i64(index).i64(tx_index as i64).bytea(&id.0);
+            inline(row, &event.payload);
+            reference(row, &event.payload, objects);
+            index += 1;
         }
-        let index = index + shift;
-        last = Some((id, event.tx_index, index));
-        let row = rows.row(7);
-        row.i64(sql(block.facts.height)).i64(index).i64(i64::from(event.tx_index)).bytea(&id.0);
-        inline(row, &event.payload);
-        reference(row, &event.payload, objects);
+        last = Some((id, index));
     }
+}
+
+/// The indexes of a block's transactions, by id.
+fn by_id(block: &RawBlock) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..block.transactions.len()).collect();
+    order.sort_unstable_by_key(|index| (block.transactions[*index].id, *index));
+    order
 }
 
 fn block_lookup_rows(rows: &mut CopyBuf, blocks: &[Block<'_>]) {
