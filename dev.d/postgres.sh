@@ -35,6 +35,19 @@ answers_end_of_wait() {
   rest_caught_up "$1" "$2" || ! alive "$3/sqlite.pid" || ! alive "$3/postgres.pid"
 }
 
+# answers_wait TIP DIR URL...: until all of them have derived their chain.
+answers_wait() {
+  local tip="$1" dir="$2" url
+  shift 2
+  for url in "$@"; do
+    wait_for 180 answers_end_of_wait "$url" "$tip" "$dir" || true
+    if ! rest_caught_up "$url" "$tip"; then
+      tail -n 20 "$dir"/*.log >&2
+      die "$url did not derive its chain within three minutes"
+    fi
+  done
+}
+
 # answers_holes SCHEMA BLOCKS: statements that leave blocks without rows of some workers, as a worker does that can't process them: one of all workers, and so
 # many of one worker that an answer doesn't name them all.
 answers_holes() {
@@ -55,9 +68,10 @@ answers_holes() {
 }
 
 # The same chain on SQLite and on PostgreSQL: the same answers of /v1, byte for byte; and once more over holes. It forks a few times before that, the same on both:
-# each block of the last 120 comes when the one before is stored, whoever is slower.
+# each block of the last 120 comes when the one before is stored, whoever is slower. What a node says of contracts is asked anew when both stand still, since answers name the
+# block that it was asked at.
 postgres_answers() {
-  local blocks="${CAIRN_ANSWER_BLOCKS:-300}" tip dir name backend url urls=() database
+  local blocks="${CAIRN_ANSWER_BLOCKS:-480}" tip dir name backend url urls=() database databases=() worker
   tip=$((blocks + 120))
   dir="$(mktemp -d "$CACHE/answers.XXXXXX")"
   at_stage_end "rm -rf '$dir'"
@@ -70,20 +84,20 @@ postgres_answers() {
         "$(postgres_bin)/psql" -qX -d "$PG_URL" -c "CREATE DATABASE cairn_answers_$$_$name" || return 1
         at_stage_end "'$(postgres_bin)/psql' -qX -d '$PG_URL' -c 'DROP DATABASE cairn_answers_$$_$name WITH (FORCE)'"
       done
-      database=("DB_RAW_URL=${PG_URL%/*}/cairn_answers_$$_raw" "DB_APP_URL=${PG_URL%/*}/cairn_answers_$$_app")
+      databases=("DB_RAW_URL=${PG_URL%/*}/cairn_answers_$$_raw" "DB_APP_URL=${PG_URL%/*}/cairn_answers_$$_app")
+      database=("${databases[@]}")
     fi
     env -u DB_RAW_URL -u DB_APP_URL "${database[@]}" "$BIN_CAIRN" demo --blocks "$blocks" --until "$tip" --block-time-ms 20 --seed 11 \
       --data "$dir/$backend" --rpc-listen 127.0.0.1:0 --listen "$url" > "$dir/$backend.log" 2>&1 &
     printf '%s\n' $! > "$dir/$backend.pid"
     at_stage_end "stop_pid '$dir/$backend.pid'"
   done
-  for url in "${urls[@]}"; do
-    wait_for 180 answers_end_of_wait "$url" "$tip" "$dir" || true
-    if ! rest_caught_up "$url" "$tip"; then
-      tail -n 20 "$dir"/*.log >&2
-      die "$url did not derive its chain within three minutes"
-    fi
+  answers_wait "$tip" "$dir" "${urls[@]}"
+  for worker in token_metadata_worker nft_metadata_worker contract_code_worker; do
+    env -u DB_RAW_URL -u DB_APP_URL "$BIN_CAIRN" reindex --worker "$worker" --data "$dir/sqlite" || return 1
+    env "${databases[@]}" "$BIN_CAIRN" reindex --worker "$worker" --data "$dir/postgres" || return 1
   done
+  answers_wait "$tip" "$dir" "${urls[@]}"
   python3 tests/rest/compare.py "${urls[@]}" | tee "$dir/whole" || return 1
   answers_holes "" "$tip" | python3 -c 'import sqlite3, sys
 sqlite3.connect(sys.argv[1], timeout=30).executescript("BEGIN IMMEDIATE;" + sys.stdin.read() + "COMMIT;")' "$dir/sqlite/app.sqlite"

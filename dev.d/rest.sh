@@ -3,13 +3,13 @@
 
 SERVER_STAGES+=(rest)
 
-# rest_caught_up URL TIP: the newest block is TIP, and every worker has done it.
+# rest_caught_up URL TIP: the newest block is TIP, every worker has done it, and none is being made anew.
 rest_caught_up() {
   curl -fsS --max-time 5 "$1/v1/status" | TIP="$2" python3 -c '
 import json, os, sys
 data = json.load(sys.stdin)["data"]
 workers = (data["derived"] or {"workers": []})["workers"]
-sys.exit(not workers or data["raw_tip_height"] != os.environ["TIP"] or any(worker["lag_blocks"] != "0" for worker in workers))'
+sys.exit(not workers or data["raw_tip_height"] != os.environ["TIP"] or any(worker["lag_blocks"] != "0" or worker.get("rebuild") for worker in workers))'
 }
 
 # A synthetic chain that stands still, derived whole; then schemathesis against its own document.

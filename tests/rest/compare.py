@@ -2,19 +2,20 @@
 
     compare.py [--holes] [--passed N] URL_A URL_B
 
-Every path of the OpenAPI document is asked for, and has to give a good answer at least once: lists page by page, what they name one by one, and the stream of
-blocks, replayed whole, also from before the reorgs: the chain has forked, as often on both sides. With `--holes` the derived rows have holes, and the
+Every path of the OpenAPI document is asked for, with each of its parameters (and each of the values that one may have), and has to give a good answer at least once:
+lists page by page, some to their end, what they name one by one, and the stream of blocks, replayed whole, also from before the reorgs: the chain has forked, as often on both sides. With `--holes` the derived rows have holes, and the
 answers have to name them. Prints `N passed, M failed`, with those that passed before (`--passed`).
 
-What is masked before answers are compared, and why:
+Two things in an answer name the side that gave it, and are no part of what is compared: its own address, and the seal of a cursor (`next`, `resume`), its
+last 12 bytes. Each store seals with a key of its own, so that it refuses another's; what a cursor says under its seal is compared, and each side follows its own.
 
-- cursors (`next`, `resume`): they are sealed with a key of each store, so each side follows its own;
-- `asked_at_height`: a node is asked at the block that is final when a worker comes by, and that depends on how far the archive has grown by then, which is
-  no part of what an answer means. On both sides it is a number at the same places;
-- a side's own address, where an answer names it.
+Names and code of contracts say at which block a node was asked (`asked_at_height`): where the archive was when a worker came by. So let both sides ask anew where
+they stand still, before this.
 """
 
 import argparse
+import base64
+import binascii
 import json
 import re
 import sys
@@ -24,11 +25,13 @@ import urllib.parse
 import urllib.request
 
 PAGES = 3
+# To the end, of any list here.
+ALL_PAGES = 1_000
 SAMPLES = 12
 # So many holes an answer names, at most.
 MAX_INCOMPLETE = 100
-CURSORS = re.compile(r'("next"|"resume"):"[^"]+"')
-ASKED_AT = re.compile(r'"asked_at_height":"[0-9]+"')
+CURSORS = re.compile(r'("next"|"resume"):"([A-Za-z0-9_-]+)"')
+SEAL_BYTES = 12
 # What only Flow has: on an EVM chain no worker fills the tables behind it, and that has to be the answer.
 OF_FLOW = {
     "/v1/accounts/{address}/keys",
@@ -53,6 +56,9 @@ class Pair:
         # Of each template of the document: the statuses that requests of its kind had.
         self.statuses_of = {}
         self.templates = []
+        # Of the document: template, parameter of a query, and a value where only some may be. And those that had a good answer.
+        self.parameters = set()
+        self.parameters_seen = set()
         # Of each answer: how many holes it counts, and how many it names.
         self.holes = []
 
@@ -63,9 +69,16 @@ class Pair:
         except urllib.error.HTTPError as error:
             return error.code, error.headers.get("content-type"), error.read().decode()
 
-    def count(self, path, status):
-        self.statuses[status] = self.statuses.get(status, 0) + 1
-        parts = urllib.parse.urlsplit(path).path.split("/")
+    def read_document(self):
+        document = json.loads(self.get(self.bases[0], "/v1/openapi.json")[2])
+        self.templates = list(document["paths"])
+        for template, methods in document["paths"].items():
+            for one in methods["get"].get("parameters", []):
+                if one["in"] == "query" and template not in OF_FLOW:
+                    self.parameters.update((template, one["name"], value) for value in values_of(one["schema"]))
+
+    def template_of(self, path):
+        parts = path.split("/")
         fits = [
             template
             for template in self.templates
@@ -73,8 +86,17 @@ class Pair:
             and all(part == own or own.startswith("{") for part, own in zip(parts, template.split("/")))
         ]
         # One without a place to fill goes before.
-        if fits:
-            self.statuses_of.setdefault(min(fits, key=lambda template: template.count("{")), set()).add(status)
+        return min(fits, key=lambda template: template.count("{"), default=None)
+
+    def count(self, path, status):
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        url = urllib.parse.urlsplit(path)
+        template = self.template_of(url.path)
+        if template:
+            self.statuses_of.setdefault(template, set()).add(status)
+        if status == 200:
+            for name, value in urllib.parse.parse_qsl(url.query):
+                self.parameters_seen.update(((template, name, None), (template, name, value)))
 
     def judge_paths(self):
         """Every path has given a good answer, but for those of Flow, which say that nobody fills them."""
@@ -85,6 +107,8 @@ class Pair:
                     self.failures.append((template, f"it is Flow's own, and the statuses were {sorted(statuses)}, not 501 alone"))
             elif 200 not in statuses:
                 self.failures.append((template, f"no request of this kind had a good answer; the statuses were {sorted(statuses)}"))
+        for template, name, value in sorted(self.parameters - self.parameters_seen, key=str):
+            self.failures.append((template, f"no request with {name}{'=' + value if value else ''} had a good answer"))
         for template in OF_FLOW - set(self.templates):
             self.failures.append((template, "the document has no such path"))
 
@@ -143,16 +167,16 @@ class Pair:
             else:
                 self.passed += 1
 
-    def ask(self, path):
+    def ask(self, path, pages=PAGES):
         """Compares a path and the pages after it; gives back all that side A's pages hold."""
         if path in self.seen:
             return self.seen[path]
         found, paths = [], [path, path]
-        for _ in range(PAGES):
+        for _ in range(pages):
             answers = [self.get(base, one) for base, one in zip(self.bases, paths)]
-            self.count(path, answers[0][0])
+            self.count(paths[0], answers[0][0])
             masked = [
-                (status, kind, ASKED_AT.sub('"asked_at_height":"N"', CURSORS.sub(r"\1:CURSOR", text)).replace(base, "BASE"))
+                (status, kind, CURSORS.sub(without_seal, text).replace(base, "BASE"))
                 for base, (status, kind, text) in zip(self.bases, answers)
             ]
             if masked[0] != masked[1]:
@@ -175,6 +199,24 @@ class Pair:
         return found
 
 
+def values_of(schema):
+    """The values that a parameter may have, where they are few; else `[None]`."""
+    variants = [schema, *schema.get("oneOf", []), *schema.get("anyOf", [])]
+    values = [value for variant in variants for value in variant.get("enum", []) if value is not None]
+    values += [variant["const"] for variant in variants if "const" in variant]
+    return values or [None]
+
+
+def without_seal(found):
+    """A cursor's bytes as hexadecimal digits, but for its seal. What is no cursor stays as it is."""
+    key, text = found.groups()
+    try:
+        told = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[:-SEAL_BYTES]
+    except binascii.Error:
+        return found.group()
+    return f'{key}:"{told.hex()}"'
+
+
 def frame_of(text):
     """The fields of an event."""
     return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
@@ -187,29 +229,48 @@ def names_of(one):
     return [urllib.parse.quote(word[:5]) for word in words if word]
 
 
+def in_both_orders(pair, path):
+    joint = "&" if "?" in path else "?"
+    for order in ("asc", "desc"):
+        pair.ask(f"{path}{joint}order={order}&limit=7")
+
+
 def walk(pair):
-    pair.templates = list(json.loads(pair.get(pair.bases[0], "/v1/openapi.json")[2])["paths"])
+    pair.read_document()
     pair.ask("/v1/openapi.json")
     tip = int(json.loads(pair.get(pair.bases[0], "/v1/status")[2])["data"]["raw_tip_height"])
     pair.ask("/v1/status")
+    days = [day["date"] for day in pair.ask("/v1/stats/daily?limit=200&order=asc", ALL_PAGES)]
     pair.ask("/v1/stats/daily")
+    pair.ask(f"/v1/stats/daily?from={days[0]}&to={days[len(days) // 2]}&order=desc&limit=1")
     addresses = set()
     for height in sorted({0, 1, 2, tip // 3, tip // 2, tip - 1, tip, tip + 1}):
         blocks = pair.ask(f"/v1/blocks/{height}")
         for block in blocks:
             pair.ask(f"/v1/blocks/{block['id']}")
+            in_both_orders(pair, f"/v1/blocks/{block['id']}/transactions")
         for transaction in pair.ask(f"/v1/blocks/{height}/transactions?limit=5")[:SAMPLES]:
             path = f"/v1/transactions/{transaction['id']}"
-            for suffix in ("", "?events=true", "/events", "/raw", "/transfers"):
+            of_block = f"?height={height}"
+            for suffix in ("", "?events=true", "?events=false", of_block, "/events", f"/events{of_block}&limit=1", "/raw",
+                           "/raw" + of_block, "/transfers", f"/transfers{of_block}&limit=1"):
                 pair.ask(path + suffix)
             addresses.update(v for k, v in transaction.items() if isinstance(v, str) and re.fullmatch("0x[0-9a-f]{40}", v))
-    for path in ("/v1/blocks?limit=7", "/v1/blocks?order=asc&limit=7", "/v1/transactions?limit=7", "/v1/flow/evm/blocks?limit=7", "/v1/flow/evm/gaps?limit=7", "/v1/flow/evm/absences?limit=7", "/v1/flow/evm/splits?limit=7"):
+    for path in ("/v1/blocks?limit=150", "/v1/transactions?limit=200", "/v1/contracts?limit=9", "/v1/tokens?limit=3", "/v1/nft-collections?limit=3"):
+        pair.ask(path, ALL_PAGES)
+    for path in ("/v1/blocks", "/v1/transactions", "/v1/contracts"):
+        in_both_orders(pair, path)
+    for path in ("/v1/flow/evm/blocks?limit=7", "/v1/flow/evm/gaps?limit=7", "/v1/flow/evm/absences?limit=7", "/v1/flow/evm/splits?limit=7"):
         pair.ask(path)
+    for path in ("/v1/tokens", "/v1/nft-collections"):
+        for sort in [value for template, name, value in sorted(pair.parameters, key=str) if (template, name) == (path, "sort")]:
+            pair.ask(f"{path}?sort={sort}&limit=2", ALL_PAGES)
     for token in pair.ask("/v1/tokens?limit=50")[:SAMPLES]:
         address = token["address"]
         addresses.add(address)
-        for suffix in ("", "/holders?limit=7", "/transfers?limit=9"):
+        for suffix in ("", "/holders?limit=7"):
             pair.ask(f"/v1/tokens/{address}{suffix}")
+        in_both_orders(pair, f"/v1/tokens/{address}/transfers")
         pair.ask(f"/v1/contracts/{address}/code")
         for name in names_of(token):
             pair.ask(f"/v1/search?q={name}")
@@ -217,24 +278,38 @@ def walk(pair):
             addresses.update(v for v in holder.values() if isinstance(v, str) and re.fullmatch("0x[0-9a-f]{40}", v))
     for collection in pair.ask("/v1/nft-collections?limit=50")[:SAMPLES]:
         path = f"/v1/nft-collections/{collection['address']}"
-        for suffix in ("", "/owners?limit=9", "/transfers?limit=9"):
+        for suffix in ("", "/owners?limit=9"):
             pair.ask(path + suffix)
+        in_both_orders(pair, f"{path}/transfers")
         for name in names_of(collection):
             pair.ask(f"/v1/search?q={name}")
         for item in pair.ask(path + "/items?limit=9")[:SAMPLES]:
             number = item.get("nft_id") or item.get("token_id") or item.get("id")
             pair.ask(f"{path}/items/{number}")
+            pair.ask(f"{path}/transfers?item={number}&limit=2", ALL_PAGES)
+        in_both_orders(pair, f"{path}/items")
     for contract in pair.ask("/v1/contracts?limit=20")[:SAMPLES]:
         for suffix in ("", "/code", "/versions"):
             pair.ask(f"/v1/contracts/{contract['address']}{suffix}")
         addresses.add(contract["address"])
     for address in sorted(addresses)[: 3 * SAMPLES]:
         for list_name in ("", "/transactions", "/transfers", "/nft-transfers", "/holdings", "/nfts", "/contracts", "/keys"):
-            pair.ask(f"/v1/accounts/{address}{list_name}" + ("?limit=6" if list_name else ""))
+            pair.ask(f"/v1/accounts/{address}{list_name}" + ("?limit=2" if list_name else ""))
+        for list_name in ("transfers", "nft-transfers"):
+            in_both_orders(pair, f"/v1/accounts/{address}/{list_name}")
+            for of in sorted({one["token_identifier"] for one in pair.ask(f"/v1/accounts/{address}/{list_name}?limit=6")})[:2]:
+                in_both_orders(pair, f"/v1/accounts/{address}/{list_name}?token={of}")
+        for list_name in ("transactions", "contracts"):
+            in_both_orders(pair, f"/v1/accounts/{address}/{list_name}")
         pair.ask(f"/v1/search?q={address}")
         pair.ask(f"/v1/search?q={address.upper().replace('0X', '0X')}")
-        pair.ask(f"/v1/logs?address={address}&limit=11")
+        for log in pair.ask(f"/v1/logs?address={address}&limit=11")[:2]:
+            topics = "".join(f"&topic{place}={topic}" for place, topic in enumerate(log["topics"]))
+            in_both_orders(pair, f"/v1/logs?address={address}{topics}")
+            for place, topic in enumerate(log["topics"]):
+                pair.ask(f"/v1/logs?topic{place}={topic}&limit=5")
     transfer = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
+    pair.ask(f"/v1/logs?topic0={transfer}&limit=190", ALL_PAGES)
     for path in (
         f"/v1/logs?topic0={transfer}&limit=13",
         f"/v1/logs?topic0={transfer}&from={tip // 2}&to={tip}&limit=13",

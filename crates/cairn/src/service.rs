@@ -268,7 +268,15 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
         new_head,
         answers: false,
     };
-    let servers = Servers::start(config, parts, stop.clone()).await?;
+    let servers = match Servers::start(config, parts, stop.clone()).await {
+        Ok(servers) => servers,
+        Err(error) => {
+            // As above: what it has claimed is given back.
+            stop.cancel();
+            work.stopped().await;
+            return Err(error);
+        }
+    };
     eprintln!(
         "deriving {}; health {ops}/readyz   metrics {ops}/metrics",
         config.chain().name(),

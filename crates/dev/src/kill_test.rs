@@ -246,6 +246,23 @@ async fn play(
             .await;
         figure(&format!("kill_test_{what}_lines"), ours.lines.len(), "lines");
     }
+    let lookups = async {
+        let (ours, theirs) = (lookup_rows(&killed.urls[0]).await?, lookup_rows(&clean.urls[0]).await?);
+        ensure!(theirs.len() > 100, "the clean run has {} rows of lookups", theirs.len());
+        let differs = ours.iter().zip(&theirs).find(|(ours, theirs)| ours != theirs);
+        ensure!(differs.is_none(), "a lookup differs (killed, clean): {differs:?}");
+        ensure!(
+            ours.len() == theirs.len(),
+            "there are {} rows of lookups, {} in a clean run",
+            ours.len(),
+            theirs.len()
+        );
+        figure("kill_test_lookups", ours.len(), "rows");
+        Ok(())
+    };
+    report
+        .case("every row of the lookups is that of a clean run, with the block that it names", lookups)
+        .await;
     let said = async {
         let rows = answers::compare(&killed.urls[1], &clean.urls[1]).await?;
         figure("kill_test_answers", rows, "rows");
@@ -261,6 +278,21 @@ async fn play(
         .case("the error log is that of a clean run: nothing twice, nothing of blocks that are gone", errors)
         .await;
     Ok(())
+}
+
+/// The lookups' rows, whole: of these the dump has no more than the key and the place.
+async fn lookup_rows(url: &str) -> Result<Vec<String>> {
+    let pool = PgPool::new(PgOptions::new(url))?;
+    let rows = pool
+        .get()
+        .await?
+        .query(
+            "SELECT 'block ' || l::text FROM raw.block_lookup l UNION ALL SELECT 'tx ' || l::text FROM raw.tx_lookup l \
+             UNION ALL SELECT 'evm ' || l::text FROM raw.evm_lookup l ORDER BY 1",
+            &[],
+        )
+        .await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// What the error log says, without when.
