@@ -5,6 +5,7 @@ mod support;
 mod world;
 
 mod cases;
+mod disabled;
 mod endpoints;
 mod flow;
 mod flow_evm;
