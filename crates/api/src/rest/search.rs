@@ -36,7 +36,7 @@ pub(crate) enum Found {
     Block { height: Num, id: Hash },
     /// A transaction; on Flow one by the hash of an EVM transaction in it too.
     Transaction { id: Hash, block_height: Num, transaction_index: u32 },
-    /// A contract of Flow by its name, known or not. What is known of it is null where the worker behind it is not enabled.
+    /// A contract of Flow by its name, known or not. What is known of it is null where the worker behind it is not enabled, or the app database could not be read along with the blocks.
     Contract {
         identifier: String,
         /// Whether a transaction deployed it.
@@ -46,7 +46,7 @@ pub(crate) enum Found {
         /// Whether NFTs of it moved.
         is_nft_collection: Option<bool>,
     },
-    /// An address, known or not. What is known of it is null where the worker behind it is not enabled.
+    /// An address, known or not. What is known of it is null where the worker behind it is not enabled, or the app database could not be read along with the blocks.
     Address {
         address: Address,
         /// Whether a transaction created a contract there.
@@ -80,7 +80,8 @@ pub(crate) struct SearchPage {
     pub resume: Option<String>,
     /// The most tokens and collections that are found by name.
     pub limit: u32,
-    /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them.
+    /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them. Also where a height was
+    /// searched for and the app database could not be read: names were then not looked for.
     pub has_more: bool,
 }
 
@@ -148,12 +149,11 @@ pub(crate) async fn search(
     let mut data = Vec::new();
     let view = match wanted {
         Wanted::Hash(_) => View::raw(&api).await?,
-        _ if api.app().is_none() && !matches!(wanted, Wanted::Name) => View::raw(&api).await?,
-        Wanted::Height(_) => open(&api, &[], &["search_index"]).await?,
+        Wanted::Height(_) => View::with_welcome(&api, &["search_index"]).await?,
         Wanted::Address(_) | Wanted::Contract(..) => {
-            open(&api, &[], &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
+            View::with_welcome(&api, &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
         }
-        Wanted::Name => open(&api, &["search_index"], &[]).await?,
+        Wanted::Name => View::open(&api, &["search_index"], &[]).await?,
     };
     match &wanted {
         Wanted::Height(height) => {
@@ -194,16 +194,13 @@ pub(crate) async fn search(
     }
     let term = api.search_term(text);
     // Of characters that no name has, nothing is left.
-    let mut has_more = false;
     if !term.is_empty() && view.has("search_index")? {
+    // Names that were not looked for may be there.
+    let mut has_more = matches!(wanted, Wanted::Height(_)) && view.lacks_tables(&api);
         has_more = names(&view, term, api.limits().max_examined_rows, &mut data).await?;
     }
     let page = SearchPage { next: None, resume: None, limit: MAX_NAMES as u32, has_more };
     Ok(Json(SearchAnswer { data, page, meta: view.meta() }))
-}
-
-async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
-    View::open(api, needed, welcome).await
 }
 
 /// A transaction by its id, or on Flow by the hash of an EVM transaction in it.

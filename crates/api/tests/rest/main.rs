@@ -4,6 +4,7 @@
 mod support;
 mod world;
 
+mod away;
 mod cases;
 mod disabled;
 mod endpoints;
