@@ -16,6 +16,7 @@ mod gone;
 mod hostile;
 mod incomplete;
 mod middle;
+mod nfts;
 mod problems;
 mod rebuilt;
 mod search;
