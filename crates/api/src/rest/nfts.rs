@@ -69,7 +69,8 @@ impl Collection {
         })
     }
 
-    async fn names(
+    /// What these contracts say of themselves, in the same order.
+    pub(crate) async fn names(
         view: &View,
         collections: &[(Bytes, String)],
     ) -> Result<Vec<Option<CollectionName>>, Problem> {
@@ -306,7 +307,6 @@ pub(crate) async fn get_item(
     Ok(Json(Answer { data, meta: view.meta() }))
 }
 
-/// How many items of a collection an address holds.
 /// How many of an item an address holds.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ItemOwner {
@@ -359,6 +359,7 @@ pub(crate) async fn list_item_owners(
     Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
+/// How many items of a collection an address holds.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Owner {
     pub address: Address,
