@@ -317,7 +317,8 @@ pub(crate) struct Holding {
     pub token_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
-    /// In the token's smallest unit: the sum of its transfers.
+    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
+    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
     pub balance: SumOf,
     pub first_height: Num,
     pub last_height: Num,
