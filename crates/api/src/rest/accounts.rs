@@ -33,7 +33,7 @@ pub(crate) struct Account {
     pub address: Address,
     /// What is counted of it. Null where no transaction concerns it up to the watermark.
     pub stats: Option<AccountStats>,
-    /// The contract that is there. Null where none was created as far as is known, and where `meta_worker` is not enabled.
+    /// The contract that is there. Null where none was created as far as is known (`meta.beside` says how far that is), and where `meta_worker` is not enabled.
     pub contract: Option<Contract>,
     /// What a Flow account is beside. Null on other chains, and where the workers behind it are not enabled.
     pub flow: Option<FlowAccount>,
@@ -122,7 +122,7 @@ pub(crate) struct AccountTransaction {
     pub is_recipient: bool,
     pub is_created: bool,
     pub is_transfer_party: bool,
-    /// The transaction itself. Null on EVM chains where `evm_worker` is not enabled.
+    /// The transaction itself. Null on EVM chains where `evm_worker` is not enabled, and in blocks that it has not done: `meta.beside` says how far it is.
     pub transaction: Option<TransactionRow>,
 }
 
@@ -317,7 +317,8 @@ pub(crate) struct Holding {
     pub token_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
-    /// In the token's smallest unit: the sum of its transfers.
+    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
+    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
     pub balance: SumOf,
     pub first_height: Num,
     pub last_height: Num,

@@ -41,7 +41,7 @@ pub(crate) struct PageInfo {
 pub(crate) struct Meta {
     /// The chain.
     pub chain_id: Num,
-    /// The newest block that the answer counts in: where the slowest of the required workers stands; without any, the newest stored
+    /// The newest block that the answer counts in: where the slowest of `required_workers` stands; without any, the newest stored
     /// block. Null while there is none.
     pub data_watermark: Option<BlockStamp>,
     /// The height up to which nothing is undone any more. While blocks are being caught up newer ones are final too. Null while there is none.
@@ -52,11 +52,22 @@ pub(crate) struct Meta {
     pub counts_from_height: Option<Num>,
     /// The workers whose data the answer was made of.
     pub required_workers: Vec<&'static str>,
+    /// Workers whose data is shown beside, each up to its own height: what they would say of a block above it is null. They hold nothing back. Empty where
+    /// nothing is shown beside. What nodes were asked isn't named here: it says itself at which height.
+    pub beside: Vec<BesideWorker>,
     /// Blocks up to the watermark that one of these workers, or one that they read from, could not process and passed over: what the answer says
     /// is not whole there. The lowest 100; empty almost always.
     pub incomplete: Vec<IncompleteBlock>,
     /// How many such blocks there are, those that aren't named included.
     pub incomplete_count: Num,
+}
+
+/// A worker whose data is shown beside what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct BesideWorker {
+    pub worker: &'static str,
+    /// The last block that it has done, with all before it.
+    pub height: Num,
 }
 
 /// A block that a worker could not process.

@@ -249,6 +249,7 @@ pub fn router(state: RestState) -> Result<Router, serde_json::Error> {
         .routes(routes!(nfts::get_collection))
         .routes(routes!(nfts::list_items))
         .routes(routes!(nfts::get_item))
+        .routes(routes!(nfts::list_item_owners))
         .routes(routes!(nfts::list_owners))
         .routes(routes!(nfts::list_collection_transfers))
         .routes(routes!(contracts::list_contracts))

@@ -69,7 +69,8 @@ impl Collection {
         })
     }
 
-    async fn names(
+    /// What these contracts say of themselves, in the same order.
+    pub(crate) async fn names(
         view: &View,
         collections: &[(Bytes, String)],
     ) -> Result<Vec<Option<CollectionName>>, Problem> {
@@ -194,7 +195,7 @@ pub(crate) struct Item {
     pub id: Amount,
     /// By which rule its newest event was read.
     pub kind: String,
-    /// Null where it was burnt, and where items of its kind have several owners.
+    /// Null where it was burnt, and where items of its kind have several owners: `/v1/nft-collections/{address}/items/{item}/owners` lists them.
     pub owner: Option<Address>,
     pub is_burned: bool,
     /// How many there are of it, as far as mints were logged.
@@ -304,6 +305,58 @@ pub(crate) async fn get_item(
     }
     let data = ItemDetail { item: Item::of(&view, &row)?, metadata };
     Ok(Json(Answer { data, meta: view.meta() }))
+}
+
+/// How many of an item an address holds.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ItemOwner {
+    pub address: Address,
+    pub balance: SumOf,
+    pub last_height: Num,
+}
+
+/// The owners of an item, by address: those that hold more than none of it. An item with a single owner has one or, where it was burnt, none; an item that is not known has none.
+#[utoipa::path(
+    get,
+    path = "/v1/nft-collections/{address}/items/{item}/owners",
+    tag = "nfts",
+    params(
+        ("address" = String, Path, pattern = "^((0[xX])?[0-9a-fA-F]{40}|([aA][.])?(0[xX])?[0-9a-fA-F]{1,16}([.][A-Za-z_][A-Za-z0-9_]*){1,2})$", description = "40 hex digits in any case; on Flow A.<address>.<name>"),
+        ("item" = String, Path, pattern = "^[0-9]{1,78}$", description = "The item's id in decimal digits"),
+        PageQuery
+    ),
+    responses((status = 200, description = "A page of owners", body = Page<ItemOwner>))
+)]
+pub(crate) async fn list_item_owners(
+    State(api): State<Arc<Api>>,
+    Place((text, item)): Place<(String, String)>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<Page<ItemOwner>>, Problem> {
+    let paging = query.paging(api.limits(), Order::Asc)?;
+    let collection = api.chain().token("address", &text)?;
+    let item = params::item(&item)?;
+    let view = View::open(&api, &["nft_holdings"], &[]).await?;
+    let binding = Binding::new("item owners", &[&collection.binding(), &item.to_string()]);
+    let mut prefix = collection.values();
+    prefix.push(Value::Amount(item));
+    let mut walk = Walk::new("nft_holdings", None, prefix);
+    // Who has given all of it away keeps a row.
+    walk.filters.push(("is_held", Value::Bool(true)));
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    let table = view.table("nft_holdings")?;
+    let data = found
+        .rows
+        .iter()
+        .map(|(_, row)| {
+            let fields = Fields::new(table, row);
+            Ok(ItemOwner {
+                address: fields.address("address")?,
+                balance: fields.sum("balance")?,
+                last_height: fields.num("last_height")?,
+            })
+        })
+        .collect::<Result<Vec<_>, Problem>>()?;
+    Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
 /// How many items of a collection an address holds.

@@ -46,7 +46,7 @@ pub enum Code {
     UriTooLong,
     /// The server failed; its log says why.
     Internal,
-    /// The worker that fills this table is not enabled here: see `worker`.
+    /// The worker that fills this table is not enabled here: see `worker`. Where it ran once, `watermark_height` is how far it came.
     WorkerNotEnabled,
     /// The data is expected to come: a worker has not got there yet, or a reorg is being applied. Try again.
     NotYet,
@@ -259,6 +259,20 @@ impl Problem {
             ),
         )
         .with(|extra| extra.worker = Some(worker.into()))
+    }
+
+    /// A worker that doesn't run stands below what was asked for.
+    pub(crate) fn stopped(worker: &str, watermark: Height) -> Problem {
+        Problem::new(
+            Code::WorkerNotEnabled,
+            format!(
+                "the worker {worker} is not enabled here and stands at block {watermark}, so there is no answer above it; enable it and try again"
+            ),
+        )
+        .with(|extra| {
+            extra.worker = Some(worker.into());
+            extra.watermark_height = Some(Num(watermark.get()));
+        })
     }
 
     /// This kind of chain has no such table.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use bytes::Bytes;
 use cairn_core::{BlockId, Height, TxId};
 use cairn_store::TxPlace;
-use cairn_store::derived::{Scan, Value};
+use cairn_store::derived::{Row, Scan, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -17,9 +18,11 @@ use super::chain::{ContractName, RestChain, flow_contract, flow_token};
 use super::contracts::Contract;
 use super::fields::Fields;
 use super::flow::transaction::{look_up_evm, search_evm};
+use super::nfts::Collection;
 use super::params;
 use super::params::Params;
 use super::problem::Problem;
+use super::tokens::TokenName;
 use super::view::View;
 use super::words::{Address, Hash, Num};
 
@@ -36,7 +39,7 @@ pub(crate) enum Found {
     Block { height: Num, id: Hash },
     /// A transaction; on Flow one by the hash of an EVM transaction in it too.
     Transaction { id: Hash, block_height: Num, transaction_index: u32 },
-    /// A contract of Flow by its name, known or not. What is known of it is null where the worker behind it is not enabled.
+    /// A contract of Flow by its name, known or not. What is known of it is null where the worker behind it is not enabled, or the app database could not be read along with the blocks.
     Contract {
         identifier: String,
         /// Whether a transaction deployed it.
@@ -46,7 +49,7 @@ pub(crate) enum Found {
         /// Whether NFTs of it moved.
         is_nft_collection: Option<bool>,
     },
-    /// An address, known or not. What is known of it is null where the worker behind it is not enabled.
+    /// An address, known or not. What is known of it is null where the worker behind it is not enabled, or the app database could not be read along with the blocks.
     Address {
         address: Address,
         /// Whether a transaction created a contract there.
@@ -80,7 +83,8 @@ pub(crate) struct SearchPage {
     pub resume: Option<String>,
     /// The most tokens and collections that are found by name.
     pub limit: u32,
-    /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them.
+    /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them. Also where a height was
+    /// searched for and the app database could not be read: names were then not looked for.
     pub has_more: bool,
 }
 
@@ -98,7 +102,7 @@ pub(crate) struct SearchQuery {
 enum Wanted {
     Height(Height),
     Hash([u8; 32]),
-    Address(bytes::Bytes),
+    Address(Bytes),
     /// A contract, and the token that is meant.
     Contract(ContractName, ContractName),
     Name,
@@ -148,12 +152,11 @@ pub(crate) async fn search(
     let mut data = Vec::new();
     let view = match wanted {
         Wanted::Hash(_) => View::raw(&api).await?,
-        _ if api.app().is_none() && !matches!(wanted, Wanted::Name) => View::raw(&api).await?,
-        Wanted::Height(_) => open(&api, &[], &["search_index"]).await?,
+        Wanted::Height(_) => View::with_welcome(&api, &["search_index"]).await?,
         Wanted::Address(_) | Wanted::Contract(..) => {
-            open(&api, &[], &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
+            View::with_welcome(&api, &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
         }
-        Wanted::Name => open(&api, &["search_index"], &[]).await?,
+        Wanted::Name => View::open(&api, &["search_index"], &[]).await?,
     };
     match &wanted {
         Wanted::Height(height) => {
@@ -193,17 +196,14 @@ pub(crate) async fn search(
         Wanted::Name => {}
     }
     let term = api.search_term(text);
+    // Names that were not looked for may be there.
+    let mut has_more = matches!(wanted, Wanted::Height(_)) && view.lacks_tables(&api);
     // Of characters that no name has, nothing is left.
-    let mut has_more = false;
     if !term.is_empty() && view.has("search_index")? {
         has_more = names(&view, term, api.limits().max_examined_rows, &mut data).await?;
     }
     let page = SearchPage { next: None, resume: None, limit: MAX_NAMES as u32, has_more };
     Ok(Json(SearchAnswer { data, page, meta: view.meta() }))
-}
-
-async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
-    View::open(api, needed, welcome).await
 }
 
 /// A transaction by its id, or on Flow by the hash of an EVM transaction in it.
@@ -236,6 +236,83 @@ async fn is_in(view: &View, table: &'static str, contract: &ContractName) -> Res
     Ok(Some(rows.iter().any(Option::is_some)))
 }
 
+/// A name as its row of the index has it.
+struct Listed {
+    contract: (Bytes, String),
+    identifier: String,
+    kind: NameKind,
+    name: Option<String>,
+    symbol: Option<String>,
+    asked_at: Num,
+}
+
+/// Whose name it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NameKind {
+    Token,
+    Collection,
+}
+
+impl Listed {
+    fn of(view: &View, row: &Row) -> Result<Listed, Problem> {
+        let fields = Fields::new(view.table("search_index")?, row);
+        let kind = match fields.text("kind")?.as_str() {
+            "collection" => NameKind::Collection,
+            _ => NameKind::Token,
+        };
+        Ok(Listed {
+            contract: (fields.bytes("contract_address")?, fields.text("contract_name")?),
+            identifier: view.identifier(&fields, "contract_address")?,
+            kind,
+            name: fields.opt_text("name")?,
+            symbol: fields.opt_text("symbol")?,
+            asked_at: fields.num("asked_at_height")?,
+        })
+    }
+
+    /// With the name and symbol of these, which say when they were asked. `None`: the row is of an older answer, and may be found by a name that is no more.
+    fn newest(mut self, now: Option<(Option<String>, Option<String>, Num)>) -> Option<Listed> {
+        if let Some((name, symbol, asked_at)) = now {
+            if self.asked_at < asked_at {
+                return None;
+            }
+            (self.name, self.symbol) = (name, symbol);
+        }
+        Some(self)
+    }
+
+    fn found(self) -> Found {
+        let Listed { contract: (address, _), identifier, kind, name, symbol, .. } = self;
+        let address = Address(address);
+        match kind {
+            NameKind::Collection => Found::NftCollection { identifier, address, name, symbol },
+            NameKind::Token => Found::Token { identifier, address, name, symbol },
+        }
+    }
+}
+
+/// Those of the rows that are of the newest answer of their contract, in the same order. A contract that is asked again gets rows for the terms of its new name; those
+/// of the former one stay in the index.
+async fn of_newest_answers(view: &View, rows: &[Row]) -> Result<Vec<Listed>, Problem> {
+    let listed = rows.iter().map(|row| Listed::of(view, row)).collect::<Result<Vec<_>, Problem>>()?;
+    let of = |kind| -> Vec<(Bytes, String)> {
+        listed.iter().filter(|one| one.kind == kind).map(|one| one.contract.clone()).collect()
+    };
+    let tokens = TokenName::of_tokens(view, &of(NameKind::Token)).await?;
+    let collections = Collection::names(view, &of(NameKind::Collection)).await?;
+    let mut tokens = tokens.into_iter().map(|now| now.map(|now| (now.name, now.symbol, now.asked_at_height)));
+    let mut collections =
+        collections.into_iter().map(|now| now.map(|now| (now.name, now.symbol, now.asked_at_height)));
+    let newest = listed.into_iter().filter_map(|one| {
+        let now = match one.kind {
+            NameKind::Token => tokens.next(),
+            NameKind::Collection => collections.next(),
+        };
+        one.newest(now.flatten())
+    });
+    Ok(newest.collect())
+}
+
 /// Finds the first names that begin so; says whether there may be more. A token has a row for each word of its name, so few of them may fill many rows.
 async fn names(view: &View, term: String, max_rows: usize, data: &mut Vec<Found>) -> Result<bool, Problem> {
     // U+10FFFF sorts after every other character, byte by byte too.
@@ -245,31 +322,23 @@ async fn names(view: &View, term: String, max_rows: usize, data: &mut Vec<Found>
         upper: Bound::Included(vec![Value::text(end)]),
         ..Scan::new("search_index", ROWS_AT_ONCE)
     };
-    let table = view.table("search_index")?;
     let mut seen = Vec::new();
     let mut left = max_rows;
     loop {
         scan.limit = left.clamp(1, ROWS_AT_ONCE);
         let page = view.tables()?.scan(&scan).await?;
         left = left.saturating_sub(page.rows.len().max(1));
-        for row in &page.rows {
-            let fields = Fields::new(table, row);
-            let (kind, address) = (fields.text("kind")?, fields.bytes("contract_address")?);
-            let identifier = view.identifier(&fields, "contract_address")?;
+        for listed in of_newest_answers(view, &page.rows).await? {
+            let contract = (listed.kind, listed.identifier.clone());
             // Several words of one name may begin so.
-            if seen.contains(&(kind.clone(), identifier.clone())) {
+            if seen.contains(&contract) {
                 continue;
             }
             if seen.len() == MAX_NAMES {
                 return Ok(true);
             }
-            seen.push((kind.clone(), identifier.clone()));
-            let (name, symbol) = (fields.opt_text("name")?, fields.opt_text("symbol")?);
-            let address = Address(address);
-            data.push(match kind.as_str() {
-                "collection" => Found::NftCollection { identifier, address, name, symbol },
-                _ => Found::Token { identifier, address, name, symbol },
-            });
+            seen.push(contract);
+            data.push(listed.found());
         }
         match page.more {
             None => return Ok(false),

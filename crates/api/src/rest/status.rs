@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use cairn_core::{BlockRef, Height, HeightRange, Parts};
+use cairn_core::{BlockRef, ErrorKind, Height, HeightRange, Parts};
 use cairn_store::StoreError;
-use cairn_store::derived::{DerivedCheckpoint, DerivedSnapshot, LeaseFilter, LeaseStatus};
+use cairn_store::derived::{DerivedCheckpoint, DerivedSnapshot, LeaseFilter, LeaseStatus, WorkerLease};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -24,6 +25,10 @@ const MAX_HALTS: usize = 100;
 const MAX_FAILING: usize = 1_000;
 /// The most characters of that which are shown.
 const MAX_ERROR_CHARS: usize = 300;
+/// How long the status waits for the app store.
+const APP_MS: u64 = 3_000;
+/// What is said where it does not answer.
+const APP_AWAY: &str = "app-database-away";
 /// So many quarantined blocks are counted by looking at each.
 const FEW_QUARANTINED: usize = 1_000;
 
@@ -45,10 +50,10 @@ pub(crate) struct Status {
     pub finalized: Option<BlockName>,
     /// Reorgs so far.
     pub newest_reorg: Num,
-    /// The lowest height of the workers that everything derived rests on: of those that are enabled and don't ask a node. Null where there is none, or one has not finished a
-    /// block.
+    /// The lowest height of the workers that everything derived rests on: of those that are enabled and don't ask a node. Null where there is none, where one has not finished a
+    /// block, and where the app database does not answer.
     pub app_watermark_height: Option<Num>,
-    /// The derived tables; null where there are none here.
+    /// The derived tables; null where there are none here, and where the app database does not answer: `halts` then has `app-database-away`.
     pub derived: Option<Derived>,
     /// What has stopped and wants a person: of the process that answers, and ranges of workers that the app database knows to have failed too often. The
     /// first 100. `/readyz`, `cairn leases list --dead` and the log say more.
@@ -63,7 +68,7 @@ pub(crate) struct StatusHalt {
     pub worker: Option<String>,
     /// The height that it stands at; null where that isn't known.
     pub height: Option<Num>,
-    /// Why, in a word; for ranges `range-failed`, `range-seam` (it stands on another fork than the one below it) or `range-lost`.
+    /// Why, in a word; `app-database-away` where the app database does not answer now (everything of the raw store is served meanwhile); for ranges `range-failed`, `range-seam` (it stands on another fork than the one below it) or `range-lost`.
     pub code: String,
 }
 
@@ -222,6 +227,45 @@ async fn last_errors(app: &dyn DerivedSnapshot) -> Result<BTreeMap<String, Strin
     Ok(errors)
 }
 
+/// What the app store says of itself.
+enum OfApp {
+    /// There is none here, or it has not been begun.
+    None,
+    /// It does not answer now.
+    Away,
+    Here {
+        app: Arc<dyn DerivedSnapshot>,
+        dead: Vec<WorkerLease>,
+        of: OfWorkers,
+    },
+}
+
+impl OfApp {
+    async fn read(api: &Api) -> Result<OfApp, StoreError> {
+        let Some(app) = api.app() else { return Ok(OfApp::None) };
+        let read = async {
+            let app = app.snapshot().await?;
+            let filter = LeaseFilter { dead: true, limit: MAX_HALTS, ..LeaseFilter::default() };
+            let dead = app.leases(&filter).await?;
+            let of = OfWorkers::read(&*app).await?;
+            Ok::<_, StoreError>(OfApp::Here { app, dead, of })
+        };
+        // What the raw store says is wanted most where the app store is in trouble.
+        match tokio::time::timeout(Duration::from_millis(APP_MS), read).await {
+            Ok(Err(StoreError::Invalid(_))) => Ok(OfApp::None),
+            Ok(Err(error)) if error.kind() == ErrorKind::Retry => {
+                tracing::debug!(%error, "the status is without derived tables");
+                Ok(OfApp::Away)
+            }
+            Ok(read) => read,
+            Err(_) => {
+                tracing::debug!("the status is without derived tables: they took longer than {APP_MS} ms");
+                Ok(OfApp::Away)
+            }
+        }
+    }
+}
+
 /// The lowest height of those that everything rests on.
 fn watermark(api: &Api, workers: &[Worker]) -> Option<Num> {
     let required = api.required_workers().map(|name| {
@@ -243,15 +287,7 @@ pub(crate) async fn get_status(
     State(api): State<Arc<Api>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<Answer<Status>>, Problem> {
-    let app = match api.app() {
-        Some(app) => match app.snapshot().await {
-            Ok(app) => Some(app),
-            // Not begun yet.
-            Err(StoreError::Invalid(_)) => None,
-            Err(error) => return Err(error.into()),
-        },
-        None => None,
-    };
+    let of_app = OfApp::read(&api).await?;
     let view = View::raw(&api).await?;
     let head = view.head();
     let raw_tip = match head.tip {
@@ -262,25 +298,32 @@ pub(crate) async fn get_status(
         None => None,
     };
     let mut halts: Vec<Halt> = api.halts();
-    let mut of = OfWorkers::default();
-    if let Some(app) = &app {
-        let dead = LeaseFilter { dead: true, limit: MAX_HALTS, ..LeaseFilter::default() };
-        halts.extend(app.leases(&dead).await?.into_iter().map(|lease| Halt {
-            part: HaltedPart::Range,
-            service: Some(lease.service),
-            height: Some(lease.done_to),
-            code: "range-failed".to_owned(),
-        }));
-        of = OfWorkers::read(&**app).await?;
+    let (mut derived, mut app_watermark_height) = (None, None);
+    match of_app {
+        OfApp::None => {}
+        OfApp::Away => {
+            let away =
+                Halt { part: HaltedPart::Derived, service: None, height: None, code: APP_AWAY.to_owned() };
+            halts.insert(0, away);
+        }
+        OfApp::Here { app, dead, of } => {
+            halts.extend(dead.into_iter().map(|lease| Halt {
+                part: HaltedPart::Range,
+                service: Some(lease.service),
+                height: Some(lease.done_to),
+                code: "range-failed".to_owned(),
+            }));
+            let workers = workers(&api, &*app, head.tip, &of);
+            app_watermark_height = watermark(&api, &workers);
+            let forks = app.forks();
+            derived = Some(Derived {
+                applied_reorg: Num(forks.applied.id),
+                is_reorg_under_way: !forks.is_settled(),
+                workers,
+            });
+        }
     }
     halts.truncate(MAX_HALTS);
-    let mut app_watermark_height = None;
-    let derived = app.map(|app| {
-        let workers = workers(&api, &*app, head.tip, &of);
-        app_watermark_height = watermark(&api, &workers);
-        let forks = app.forks();
-        Derived { applied_reorg: Num(forks.applied.id), is_reorg_under_way: !forks.is_settled(), workers }
-    });
     let data = Status {
         version: env!("CARGO_PKG_VERSION"),
         chain_id: Num(head.info.chain_id.0),

@@ -105,9 +105,10 @@ pub(crate) struct Token {
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
     pub transfer_count: Num,
-    /// Addresses whose balance is above 0.
+    /// Addresses whose balance is above 0: see the balance of a holder for what it counts.
     pub holder_count: Num,
-    /// What was minted less what was burnt, as far as events say so.
+    /// What was minted less what was burnt, as far as events say so. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
+    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
     pub net_minted: SumOf,
     pub first_height: Num,
     pub last_height: Num,
@@ -225,7 +226,8 @@ pub(crate) async fn get_token(
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Holder {
     pub address: Address,
-    /// In the token's smallest unit: the sum of its transfers.
+    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
+    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
     pub balance: SumOf,
     pub first_height: Num,
     pub last_height: Num,

@@ -473,7 +473,7 @@ pub(crate) async fn get_transaction(
 ) -> Result<Json<Answer<Transaction>>, Problem> {
     let id = params::tx_id(&id)?;
     let height = height_of(query.height.as_deref())?;
-    let mut view = View::with_welcome(&api, &beside::TABLES).await?;
+    let mut view = View::of_one_block(&api, &beside::TABLES).await?;
     let located = find(&view, id, height).await?;
     view.keep_those_at(&api, located.place.height).await?;
     let (stored, tx) = decode(&view, located.place).await?;

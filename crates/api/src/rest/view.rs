@@ -13,13 +13,13 @@ use cairn_core::{BlockFacts, BlockRef, Height, HeightRange, Parts};
 use cairn_store::derived::{Catalog, DerivedCheckpoint, DerivedSnapshot, Quarantined, Table, TableClass};
 use cairn_store::{HeadRow, RawSnapshot, StoreError};
 
-use super::Api;
-use super::answer::{BlockStamp, IncompleteBlock, Meta};
+use super::answer::{BesideWorker, BlockStamp, IncompleteBlock, Meta};
 use super::chain::RestChain;
 use super::cursor::CursorKey;
 use super::fields::{self, Fields};
 use super::problem::{Code, Problem};
 use super::words::Num;
+use super::{Api, WorkerUse};
 
 /// How many entries of the reorg log are read at once.
 const REORGS_PER_READ: usize = 64;
@@ -27,6 +27,8 @@ const REORGS_PER_READ: usize = 64;
 const MAX_INCOMPLETE: usize = 100;
 /// How long an answer of the raw store waits for what is shown beside it.
 const BESIDE_MS: u64 = 1_000;
+/// How long one waits that is mostly of derived tables, and can do without.
+const WELCOME_MS: u64 = 3_000;
 
 /// What one request sees.
 pub(crate) struct View {
@@ -46,6 +48,19 @@ pub(crate) struct View {
 struct Worker {
     name: &'static str,
     last: BlockRef,
+    /// Its data is what was asked for, and not only welcome.
+    is_needed: bool,
+    /// By the configuration it doesn't run: it stays where it is.
+    is_disabled: bool,
+}
+
+/// What becomes of welcome workers that don't run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Disabled {
+    /// They stand still somewhere, and what they lack would look as if it were not there.
+    LeftOut,
+    /// The caller leaves out those that have not come to the block that it is about.
+    CountedIn,
 }
 
 /// Why a pair of snapshots is of no use.
@@ -85,9 +100,20 @@ impl View {
         })
     }
 
-    /// Of both. The workers of the tables `needed` have to be enabled and to have finished a block; those of the tables `welcome` are
-    /// counted in where they are and not made anew just now. What nodes were asked is only shown beside, where it is welcome: it gates nothing.
+    /// Of both. The workers of the tables `needed` have to have finished a block; the answer ends where the slowest of them stands. Those of the tables `welcome`
+    /// are shown beside, each up to its own height, where they are enabled and not made anew just now: they hold nothing back. Where nothing is needed, the slowest
+    /// of these is where the answer ends. What nodes were asked is always shown beside, where it is welcome.
     pub(crate) async fn open(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Problem> {
+        View::settled(api, needed, welcome, Disabled::LeftOut).await
+    }
+
+    /// Tries until both snapshots fit.
+    async fn settled(
+        api: &Api,
+        needed: &[&str],
+        welcome: &[&str],
+        disabled: Disabled,
+    ) -> Result<View, Problem> {
         let tries = api.limits().fork_tries.max(1);
         let mut pause = Duration::from_millis(api.limits().fork_pause_ms);
         let mut why = String::new();
@@ -96,7 +122,7 @@ impl View {
                 tokio::time::sleep(pause).await;
                 pause *= 2;
             }
-            match View::once(api, needed, welcome).await {
+            match View::once(api, needed, welcome, disabled).await {
                 Ok(view) => return Ok(view),
                 Err(Unfit::Problem(problem)) => return Err(problem),
                 Err(Unfit::ForNow(reason)) => why = reason,
@@ -108,15 +134,29 @@ impl View {
     /// Of the raw store, with the workers of the tables `welcome` beside where they can be counted in. Trouble with the app store takes nothing
     /// from what the raw store says: the view is then of the raw store alone, and its `required_workers` say so.
     pub(crate) async fn with_welcome(api: &Api, welcome: &[&str]) -> Result<View, Problem> {
+        View::beside_raw(api, welcome, Disabled::LeftOut, WELCOME_MS).await
+    }
+
+    /// The same for an answer about one block, which is then given to [`View::keep_those_at`]: what a worker that doesn't run any more made of that block holds.
+    pub(crate) async fn of_one_block(api: &Api, welcome: &[&str]) -> Result<View, Problem> {
+        View::beside_raw(api, welcome, Disabled::CountedIn, BESIDE_MS).await
+    }
+
+    async fn beside_raw(
+        api: &Api,
+        welcome: &[&str],
+        disabled: Disabled,
+        within_ms: u64,
+    ) -> Result<View, Problem> {
         if api.app().is_none() {
             return View::raw(api).await;
         }
-        let within = Duration::from_millis(BESIDE_MS);
-        match tokio::time::timeout(within, View::open(api, &[], welcome)).await {
+        let within = Duration::from_millis(within_ms);
+        match tokio::time::timeout(within, View::settled(api, &[], welcome, disabled)).await {
             Ok(Ok(view)) => return Ok(view),
             Ok(Err(problem)) => tracing::debug!(problem = %problem.detail, "answered without derived tables"),
             Err(_) => {
-                tracing::debug!("answered without derived tables: they took longer than {BESIDE_MS} ms")
+                tracing::debug!("answered without derived tables: they took longer than {within_ms} ms")
             }
         }
         View::raw(api).await
@@ -153,14 +193,25 @@ impl View {
         if self.workers.len() == before {
             return Ok(());
         }
-        self.watermark = match self.workers.iter().map(|worker| worker.last.height).min() {
+        self.watermark = match self.lowest() {
             Some(lowest) => self.raw.block(lowest, Parts::empty()).await?.map(|block| block.facts),
             None => tip(&*self.raw).await?,
         };
         Ok(())
     }
 
-    async fn once(api: &Api, needed: &[&str], welcome: &[&str]) -> Result<View, Unfit> {
+    /// The workers at whose slowest the answer ends.
+    fn bounding(&self) -> impl Iterator<Item = &Worker> {
+        let any_needed = self.workers.iter().any(|worker| worker.is_needed);
+        self.workers.iter().filter(move |worker| worker.is_needed || !any_needed)
+    }
+
+    /// Where the slowest of these stands.
+    fn lowest(&self) -> Option<Height> {
+        self.bounding().map(|worker| worker.last.height).min()
+    }
+
+    async fn once(api: &Api, needed: &[&str], welcome: &[&str], disabled: Disabled) -> Result<View, Unfit> {
         let catalog = api.catalog().clone();
         if let Some(name) = needed.iter().find(|name| catalog.table(name).is_err()) {
             return Err(Problem::no_such_table(name, api.chain().name()).into());
@@ -210,9 +261,16 @@ impl View {
             if workers.iter().any(|worker| worker.name == service) {
                 continue;
             }
+            let is_disabled = api.use_of(service) == WorkerUse::Disabled;
+            if is_disabled && !is_needed && disabled == Disabled::LeftOut {
+                continue;
+            }
             let checkpoint = app.checkpoint(service);
             // What it has made so far is less than what was shown before, and would look whole.
             if let Some(rebuild) = app.being_rebuilt(service) {
+                if is_needed && is_disabled {
+                    return Err(Problem::not_enabled(service).into());
+                }
                 if is_needed {
                     let watermark = checkpoint.and_then(DerivedCheckpoint::last).map(|last| last.height);
                     return Err(Problem::being_rebuilt(service, watermark, rebuild.until.prev()).into());
@@ -221,7 +279,8 @@ impl View {
             }
             match checkpoint {
                 Some(checkpoint) => match checkpoint.last() {
-                    Some(last) => workers.push(Worker { name: service, last }),
+                    Some(last) => workers.push(Worker { name: service, last, is_needed, is_disabled }),
+                    None if is_needed && is_disabled => return Err(Problem::not_enabled(service).into()),
                     None if is_needed => return Err(Problem::not_yet(service, None).into()),
                     None => {}
                 },
@@ -247,9 +306,10 @@ impl View {
         Ok(view)
     }
 
-    /// Demands that both snapshots stand on one fork up to the highest checkpoint, and finds the lowest.
+    /// Demands that both snapshots stand on one fork up to the highest checkpoint, and finds the block at which the answer ends.
     async fn agree(&mut self) -> Result<(), Unfit> {
-        let Some(highest) = self.workers.iter().map(|worker| worker.last.height).max() else {
+        let heights = self.workers.iter().map(|worker| worker.last.height);
+        let (Some(highest), Some(lowest)) = (heights.max(), self.lowest()) else {
             self.watermark = tip(&*self.raw).await?;
             return Ok(());
         };
@@ -274,7 +334,7 @@ impl View {
             }
             seen = last.id;
         }
-        let mut lowest: Option<BlockFacts> = None;
+        let mut watermark: Option<BlockFacts> = None;
         let mut checked: Option<BlockRef> = None;
         for worker in &self.workers {
             if checked == Some(worker.last) {
@@ -284,8 +344,8 @@ impl View {
             let here = self.raw.block(worker.last.height, Parts::empty()).await?.map(|block| block.facts);
             match here {
                 Some(facts) if facts.id == worker.last.id => {
-                    if lowest.is_none_or(|lowest| facts.height < lowest.height) {
-                        lowest = Some(facts);
+                    if facts.height == lowest {
+                        watermark = Some(facts);
                     }
                 }
                 _ => {
@@ -296,7 +356,7 @@ impl View {
                 }
             }
         }
-        self.watermark = lowest;
+        self.watermark = watermark;
         Ok(())
     }
 
@@ -342,19 +402,37 @@ impl View {
         self.watermark.map(|facts| facts.height)
     }
 
-    /// Demands that the required workers have done the block at `height`.
+    /// Demands that the required workers have done the block at `height`. One that doesn't run never will.
     pub(crate) fn reaches(&self, height: Height) -> Result<(), Problem> {
-        match self.workers.iter().min_by_key(|worker| worker.last.height) {
-            Some(slowest) if slowest.last.height < height => {
-                Err(Problem::not_yet(slowest.name, Some(slowest.last.height)))
-            }
-            _ => Ok(()),
+        let behind = || self.bounding().filter(|worker| worker.last.height < height);
+        if let Some(idle) = behind().find(|worker| worker.is_disabled) {
+            return Err(Problem::stopped(idle.name, idle.last.height));
         }
+        match behind().min_by_key(|worker| worker.last.height) {
+            Some(slowest) => Err(Problem::not_yet(slowest.name, Some(slowest.last.height))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether there are derived tables here that did not answer.
+    pub(crate) fn lacks_tables(&self, api: &Api) -> bool {
+        self.app.is_none() && api.app().is_some()
     }
 
     /// Seals and opens cursors.
     pub(crate) fn cursor_key(&self) -> CursorKey {
         CursorKey::of_store(&self.head().info.uuid)
+    }
+
+    /// Those that are only welcome, beside what was asked for.
+    fn beside_workers(&self) -> Vec<BesideWorker> {
+        if !self.workers.iter().any(|worker| worker.is_needed) {
+            return Vec::new();
+        }
+        let welcome = self.workers.iter().filter(|worker| !worker.is_needed);
+        welcome
+            .map(|worker| BesideWorker { worker: worker.name, height: Num(worker.last.height.get()) })
+            .collect()
     }
 
     /// How far the data goes.
@@ -369,7 +447,8 @@ impl View {
                 .first
                 .filter(|first| *first > Height::ZERO)
                 .map(|first| Num(first.get())),
-            required_workers: self.workers.iter().map(|worker| worker.name).collect(),
+            required_workers: self.bounding().map(|worker| worker.name).collect(),
+            beside: self.beside_workers(),
             incomplete: self.incomplete.lowest.iter().cloned().map(IncompleteBlock::of).collect(),
             incomplete_count: Num(self.incomplete.total),
         }

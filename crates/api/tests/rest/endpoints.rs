@@ -119,6 +119,7 @@ async fn paths(world: &World) -> Vec<String> {
         format!("/v1/nft-collections/{collection}"),
         format!("/v1/nft-collections/{collection}/items"),
         format!("/v1/nft-collections/{collection}/items/{item}"),
+        format!("/v1/nft-collections/{collection}/items/{item}/owners"),
         format!("/v1/nft-collections/{collection}/owners"),
         format!("/v1/nft-collections/{collection}/transfers"),
         format!("/v1/nft-collections/{collection}/transfers?item={item}"),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use alloy_primitives::Address;
 use cairn_api::rest::{Halt, HaltedPart};
-use cairn_core::{BlockId, Height, Parts, RawBlock, StoredBlock};
+use cairn_core::{BlockId, Height, HeightRange, Parts, RawBlock, StoredBlock};
 use cairn_explorer::processors::{Settings, evm_processors};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{ClaimRequest, Coordinator, LeaseEnd, MAX_ATTEMPTS};
+use cairn_store::derived::{ClaimRequest, Coordinator, DerivedReader, LeaseEnd, MAX_ATTEMPTS};
 use serde_json::{Value, json};
 
 use crate::endpoints::Document;
@@ -89,10 +89,40 @@ async fn i07_answers_over_a_block_that_could_not_be_processed_say_so() {
         worker["quarantined_blocks"].clone()
     };
     assert_eq!((count("token_worker"), count("evm_worker")), (json!("2"), json!("0")));
-    // Closed, the hole is named no more.
-    let range = cairn_core::HeightRange::new(Height(0), Height(10));
-    world.app.request_reindex("token_worker", 1_000, range, 100).await.expect("asks");
+    // Asking for these rows closes no hole yet.
+    let whole = || evm_processors(&Settings::default());
+    let version = whole().iter().map(|one| one.service()).find(|one| one.name == "token_worker");
+    let range = HeightRange::new(Height(0), Height(10));
+    let version = version.expect("it is made").version;
+    world.app.request_reindex("token_worker", version, range, 100).await.expect("asks");
     assert_eq!(world.ok("/v1/status").await["data"]["derived"]["workers"].as_array(), Some(&workers));
+    assert_eq!(said(&world.ok(&list).await), (named("token_worker", &[3, 7]), json!("2")));
+    // Closed, it is named no more.
+    let is_made = async || {
+        let snapshot = world.app.snapshot().await.expect("opens");
+        snapshot.made_again_from("token_worker", Height(0)).await.expect("reads").is_none()
+    };
+    world.derive_until(whole(), is_made).await;
+    let page = world.ok(&list).await;
+    assert_eq!(page["data"].as_array().map(Vec::len), Some(10), "{page}");
+    assert_eq!(said(&page), (json!([]), json!("0")));
+    let status = world.ok("/v1/status").await;
+    let workers = status["data"]["derived"]["workers"].as_array().expect("workers").iter();
+    assert!(workers.clone().all(|worker| worker["quarantined_blocks"] == "0"), "{status}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn i07_what_is_missing_beside_is_named_too() {
+    let world = World::new(chain(9)).await;
+    world.derive_by(broken("evm_worker", &[3])).await;
+    let page = world.ok(&format!("/v1/accounts/{}/transactions?order=asc", Address::repeat_byte(1))).await;
+    let rows = page["data"].as_array().expect("rows");
+    assert_eq!(rows.len(), 10, "{page}");
+    for (height, row) in rows.iter().enumerate() {
+        assert_eq!(row["transaction"].is_null(), height == 3, "{row}");
+    }
+    assert_eq!(said(&page), (named("evm_worker", &[3]), json!("1")));
+    assert_eq!(page["meta"]["required_workers"], json!(["accounts_worker"]));
 }
 
 #[tokio::test(start_paused = true)]

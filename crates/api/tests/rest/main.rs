@@ -4,7 +4,9 @@
 mod support;
 mod world;
 
+mod away;
 mod cases;
+mod disabled;
 mod endpoints;
 mod flow;
 mod flow_evm;
@@ -14,6 +16,7 @@ mod gone;
 mod hostile;
 mod incomplete;
 mod middle;
+mod nfts;
 mod problems;
 mod rebuilt;
 mod search;

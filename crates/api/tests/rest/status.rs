@@ -1,17 +1,13 @@
 //! `/v1/status`: who counts in the watermark, who runs, and why somebody doesn't get on.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-
-use cairn_api::rest::{RestChain, RestState, WorkerUse, router};
+use cairn_api::rest::WorkerUse;
 use cairn_core::Height;
 use cairn_explorer::processors::{Settings, evm_processors};
 use cairn_store::derived::{ClaimRequest, Coordinator, LeaseEnd};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use crate::endpoints::Document;
-use crate::world::{World, limits, synthetic, workers};
+use crate::world::{World, synthetic};
 
 const TIP: &str = "11";
 const ASKER: &str = "token_metadata_worker";
@@ -21,30 +17,6 @@ async fn world() -> World {
     let world = World::new(synthetic(12)).await;
     world.derive_by(evm_processors(&Settings::default())).await;
     world
-}
-
-/// The same stores, in a process whose configuration has its workers so.
-fn with(world: &World, workers: BTreeMap<&'static str, WorkerUse>) -> World {
-    let router = router(RestState {
-        chain: RestChain::Evm,
-        raw: Arc::new(world.store.clone()),
-        app: Some(Arc::new(world.app.clone())),
-        catalog: world.catalog.clone(),
-        upstreams: BTreeMap::new(),
-        workers,
-        halts: Arc::new(Vec::new),
-        search_term: cairn_explorer::processors::evm::token_metadata::search_term,
-        limits: limits(),
-        new_head: None,
-        stop: CancellationToken::new(),
-    });
-    World {
-        store: world.store.clone(),
-        app: world.app.clone(),
-        catalog: world.catalog.clone(),
-        halts: Arc::new(Mutex::default()),
-        router: router.expect("a document"),
-    }
 }
 
 async fn status(world: &World) -> Value {
@@ -77,9 +49,7 @@ async fn the_watermark_is_that_of_the_workers_that_everything_rests_on() {
 
     // One that was switched off stays where it was, and says so.
     world.app.register("old_worker", Height(3)).await.expect("registers");
-    let mut uses = workers(RestChain::Evm);
-    uses.insert("stats_worker", WorkerUse::Disabled);
-    let process = with(&world, uses);
+    let process = world.with_uses(&[("stats_worker", WorkerUse::Disabled)]);
     let told = status(&process).await;
     assert_eq!(told["app_watermark_height"], TIP);
     for name in ["stats_worker", "old_worker"] {
@@ -87,9 +57,7 @@ async fn the_watermark_is_that_of_the_workers_that_everything_rests_on() {
     }
 
     // One that is enabled and has not begun is shown, and holds the watermark down.
-    let mut uses = workers(RestChain::Evm);
-    uses.insert("new_worker", WorkerUse::Required);
-    let told = status(&with(&world, uses)).await;
+    let told = status(&world.with_uses(&[("new_worker", WorkerUse::Required)])).await;
     assert_eq!(told["app_watermark_height"], Value::Null);
     let new = worker(&told, "new_worker");
     assert_eq!((&new["tip"], &new["is_enabled"]), (&Value::Null, &json!(true)));

@@ -17,15 +17,15 @@ use cairn_explorer::processors::{EVM, FLOW, Settings, evm_catalog, evm_processor
 use cairn_pipeline::derive::processor::{AskError, Processor, ServiceInfo};
 use cairn_pipeline::derive::{Compute, DeriveOptions, Deriver};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain, SyntheticOptions};
-use cairn_store::derived::Catalog;
 use cairn_store::derived::memory::{MemoryDerived, MemoryErrorLog};
+use cairn_store::derived::{Catalog, DerivedReader};
 use cairn_store::memory::MemoryStore;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use crate::support::{append, empty_store};
+use crate::support::{append, empty_store, made};
 
 /// The token of the made-up transfers.
 pub const TOKEN: Address = Address::repeat_byte(0x70);
@@ -57,6 +57,38 @@ pub fn workers(chain: RestChain) -> BTreeMap<&'static str, WorkerUse> {
     let asks = |name: &str| name.ends_with("_metadata_worker") || name == "contract_code_worker";
     let of = |name| if asks(name) { WorkerUse::AsksNode } else { WorkerUse::Required };
     services(chain).map(|service| (service.name, of(service.name))).collect()
+}
+
+fn routes(
+    chain: RestChain,
+    store: &MemoryStore,
+    app: Arc<dyn DerivedReader>,
+    catalog: &Catalog,
+    workers: BTreeMap<&'static str, WorkerUse>,
+    halts: &Arc<Mutex<Vec<Halt>>>,
+    limits: RestLimits,
+) -> Router {
+    let halts = halts.clone();
+    let router = router(RestState {
+        chain,
+        raw: Arc::new(store.clone()),
+        app: Some(app),
+        catalog: catalog.clone(),
+        upstreams: upstreams(chain),
+        workers,
+        halts: Arc::new(move || halts.lock().expect("no panic").clone()),
+        search_term: cairn_explorer::processors::evm::token_metadata::search_term,
+        limits,
+        new_head: None,
+        stop: CancellationToken::new(),
+    });
+    router.expect("a document")
+}
+
+/// All processors of EVM chains that need no node, but these.
+pub fn all_but(names: &[&str]) -> Vec<Processor> {
+    let all = evm_processors(&Settings::default());
+    all.into_iter().filter(|processor| !names.contains(&processor.service().name)).collect()
 }
 
 /// What was answered.
@@ -107,23 +139,34 @@ impl World {
         }
         let app = MemoryDerived::new(catalog.clone(), Arc::new(SystemClock));
         let halts: Arc<Mutex<Vec<Halt>>> = Arc::default();
-        let router = router(RestState {
-            chain,
-            raw: Arc::new(store.clone()),
-            app: Some(Arc::new(app.clone())),
-            catalog: catalog.clone(),
-            upstreams: upstreams(chain),
-            workers: workers(chain),
-            halts: Arc::new({
-                let halts = halts.clone();
-                move || halts.lock().expect("no panic").clone()
-            }),
-            search_term: cairn_explorer::processors::evm::token_metadata::search_term,
-            limits,
-            new_head: None,
-            stop: CancellationToken::new(),
-        });
-        World { store, app, catalog, halts, router: router.expect("a document") }
+        let reader = Arc::new(app.clone());
+        let router = routes(chain, &store, reader, &catalog, workers(chain), &halts, limits);
+        World { store, app, catalog, halts, router }
+    }
+
+    /// The same stores of an EVM chain, in a process whose configuration has these workers so.
+    pub fn with_uses(&self, uses: &[(&'static str, WorkerUse)]) -> World {
+        let mut all = workers(RestChain::Evm);
+        all.extend(uses.iter().copied());
+        self.process(Arc::new(self.app.clone()), all)
+    }
+
+    /// The same, in a process that reads the app store so.
+    pub fn with_app(&self, app: Arc<dyn DerivedReader>) -> World {
+        self.process(app, workers(RestChain::Evm))
+    }
+
+    fn process(&self, app: Arc<dyn DerivedReader>, uses: BTreeMap<&'static str, WorkerUse>) -> World {
+        let (store, halts) = (self.store.clone(), Arc::default());
+        let router = routes(RestChain::Evm, &store, app, &self.catalog, uses, &halts, limits());
+        World { store, app: self.app.clone(), catalog: self.catalog.clone(), halts, router }
+    }
+
+    /// Appends blocks to the tip; `transactions` says what each holds.
+    pub async fn grow(&self, count: u64, salt: u8, transactions: impl FnMut(u64) -> Vec<Vec<Log>>) {
+        let tip = made::tip(&self.store).await;
+        let blocks = made::chain(tip.height.get() + 1, count, tip.id, salt, transactions);
+        append(&self.store, blocks, None).await;
     }
 
     /// Runs every processor up to the tip, and the reorgs in between.
