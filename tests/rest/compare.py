@@ -286,6 +286,7 @@ def walk(pair):
         for item in pair.ask(path + "/items?limit=9")[:SAMPLES]:
             number = item.get("nft_id") or item.get("token_id") or item.get("id")
             pair.ask(f"{path}/items/{number}")
+            pair.ask(f"{path}/items/{number}/owners?limit=1", ALL_PAGES)
             pair.ask(f"{path}/transfers?item={number}&limit=2", ALL_PAGES)
         in_both_orders(pair, f"{path}/items")
     for contract in pair.ask("/v1/contracts?limit=20")[:SAMPLES]:
