@@ -3,9 +3,13 @@
 
 POSTGRES_PORT="${CAIRN_POSTGRES_PORT:-}"
 
-# The folder with initdb and postgres of the newest version on this machine; nothing where there is none.
+# The folder with initdb and postgres: CAIRN_POSTGRES_BIN, or that of the newest version on this machine; nothing where there is none.
 postgres_bin() {
   local dir
+  if [ -n "${CAIRN_POSTGRES_BIN:-}" ]; then
+    printf '%s\n' "$CAIRN_POSTGRES_BIN"
+    return
+  fi
   for dir in $(printf '%s\n' /usr/lib/postgresql/*/bin | sort -rV) "$(pg_config --bindir 2> /dev/null || true)"; do
     if [ -x "$dir/initdb" ] && [ -x "$dir/postgres" ]; then
       printf '%s\n' "$dir"
@@ -16,8 +20,11 @@ postgres_bin() {
 }
 
 postgres_get() {
-  local bin
+  local bin program
   bin="$(postgres_bin)"
+  for program in initdb postgres pg_isready psql; do
+    [ -z "${CAIRN_POSTGRES_BIN:-}" ] || [ -x "$bin/$program" ] || die "CAIRN_POSTGRES_BIN=$bin has no program $program"
+  done
   if [ -z "$bin" ] && on_debian_as_root; then
     apt_install postgresql >&2
     bin="$(postgres_bin)"

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cairn_backends::postgres::{PgDerived, PgDerivedOptions, PgOptions, PgPool};
+use cairn_backends::postgres::{Isolation, PgDerived, PgDerivedOptions, PgOptions, PgPool};
 use cairn_core::{BlockId, BlockRef, Clock, ErrorKind, Height, HeightRange, SystemClock};
 use cairn_store::derived::{
     ASKED_AT_HEIGHT, ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, Column, ColumnType,
@@ -589,7 +589,7 @@ async fn the_gate_keeps_commits_and_reorgs_apart() {
     let lease = world.claim("mapper", 100).await;
     // Whoever applies a reorg holds the gate; the key is the name's FNV-1a.
     let mut applier = world.db.pool().get().await.unwrap();
-    applier.begin(cairn_backends::postgres::Isolation::ReadCommitted).await.unwrap();
+    applier.begin(Isolation::ReadCommitted).await.unwrap();
     applier.lock_until_end("cairn.app.gate").await.unwrap();
     let commit = world.commit(&lease, 10, vec![transfer(3, 0, 1)]);
     tokio::pin!(commit);
@@ -646,7 +646,7 @@ async fn l06_reaping_waits_for_nobody() {
     world.db.sql("UPDATE app.worker_leases SET lease_expires_at = now() - interval '1 day'").await;
     // Two of them are being committed right now.
     let mut busy = world.db.pool().get().await.unwrap();
-    busy.begin(cairn_backends::postgres::Isolation::ReadCommitted).await.unwrap();
+    busy.begin(Isolation::ReadCommitted).await.unwrap();
     busy.batch("SELECT 1 FROM app.worker_leases WHERE from_height < 20 FOR UPDATE").await.unwrap();
     let reaped = world.store.reap(2).await.unwrap();
     let begins: Vec<u64> = reaped.iter().map(|lease| lease.range.start().get()).collect();
@@ -711,6 +711,32 @@ async fn p08_readers_cannot_starve_writers() {
     assert!(matches!(&ended, StoreError::Busy(what) if what.contains("1000 ms")), "{ended}");
     assert_eq!(all(&world.store, "transfers").await.len(), 1);
     drop(held);
+}
+
+/// What takes too long is broken off by the server, as something that passes: of the pool that writes, and of that which reads.
+#[tokio::test]
+async fn a_statement_that_takes_too_long_is_broken_off_and_a_write_after_it_is_well() {
+    let Some(db) = pg::database().await else { return };
+    let world = World::over(db, |_| {}).await;
+    let hasty = |options: &mut PgDerivedOptions| {
+        options.write.statement_timeout_ms = 500;
+        options.read.statement_timeout_ms = 500;
+    };
+    let store = open(&world.db, catalog(), hasty).await.expect("works");
+    let mut holder = world.db.pool().get().await.expect("works");
+    holder.begin(Isolation::ReadCommitted).await.expect("works");
+    holder.batch("LOCK TABLE app.reorg_state, app.worker_leases").await.expect("works");
+    // Without it they would wait for ten seconds, and then say that it was for a lock.
+    for error in [
+        store.claim(&request("mapper", 10)).await.map(drop).expect_err("it waits too long"),
+        store.snapshot().await.map(drop).expect_err("it waits too long"),
+    ] {
+        assert!(matches!(&error, StoreError::Busy(why) if why.contains("statement timeout")), "{error}");
+    }
+    holder.rollback().await.expect("works");
+    let lease = store.claim(&request("mapper", 10)).await.expect("works").expect("works");
+    store.commit_chunk(&lease, chunk(&lease, 10)).await.expect("works");
+    store.snapshot().await.expect("works");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_core::{Clock, Fence, Height, HeightRange};
+use cairn_core::{Clock, ErrorKind, Fence, Height, HeightRange};
 use cairn_pipeline::ingest::FillOptions;
 use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{RawFiller, RawLease, RawLeaseState, StoreError};
@@ -290,6 +290,39 @@ async fn a_range_that_ends_every_process_waits_for_an_operator_in_the_end() {
     world.until_tip(MAIN, 60).await;
     world.assert_holds(MAIN, 0, 60).await;
     running.stop_well().await;
+}
+
+/// A range that failed may be claimed at once, and is: what keeps it from being asked for without end is that each failure ends a turn, and that turns that fail are ever
+/// further apart, in every process by itself.
+#[tokio::test(start_paused = true)]
+async fn a_range_that_fails_at_once_again_and_again_is_tried_ever_more_seldom() {
+    const MINUTES: u64 = 20;
+    let world = filling(17, 60, 60, 2);
+    let failing = HeightRange::new(Height(20), Height(30));
+    world.node.on_blocks(move |range, blocks| match failing.contains(range.start()) {
+        true => Err(transient()),
+        false => Ok(blocks),
+    });
+    let first = world.start();
+    world.until("height 19", |head| head.tip.is_some_and(|tip| tip.height == Height(19))).await;
+    let mut options = world.options.clone();
+    options.fill.as_mut().expect("it fills").owner = "another".into();
+    options.seed += 1;
+    let second = world.start_from(Arc::new(verified(world.node.clone())), options);
+    let (before, processes) = (world.commits.count("claim_range"), 2);
+    pass_ms(MINUTES * 60_000).await;
+    // The longest pause is between 15 s and 30 s, and two workers may claim in a turn.
+    let tried = world.commits.count("claim_range") - before;
+    let most = processes * 2 * (MINUTES as usize * 4 + 10);
+    assert!((MINUTES as usize..=most).contains(&tried), "claimed {tried} times in {MINUTES} minutes");
+    let lease = leases(&world).await.into_iter().find(|lease| lease.range == failing).expect("it is there");
+    assert_eq!(lease.attempt, 0, "what may pass counts no attempt");
+    world.node.well();
+    world.until_tip(MAIN, 60).await;
+    world.assert_holds(MAIN, 0, 60).await;
+    second.stop_well().await;
+    let error = first.end().await.expect_err("the other one has the head");
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
 }
 
 #[tokio::test(start_paused = true)]

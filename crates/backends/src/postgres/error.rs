@@ -6,6 +6,8 @@ use cairn_store::StoreError;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, SqlState};
 
+use super::tls;
+
 /// What kind of failure an error is, for callers that do something about some of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
@@ -110,7 +112,7 @@ fn has_io_source(error: &Error) -> bool {
     false
 }
 
-/// An error in words: message, detail, hint, table and SQLSTATE, as far as the server gave them. Never a parameter's value.
+/// An error in words: message, detail, hint, table and SQLSTATE, as far as the server gave them; of one that TLS made, what to do too. Never a parameter's value.
 pub fn text(error: &Error) -> String {
     let Some(db) = error.as_db_error() else {
         let mut text = error.to_string();
@@ -122,7 +124,10 @@ pub fn text(error: &Error) -> String {
             }
             source = cause.source();
         }
-        return text;
+        return match tls::advice(error) {
+            Some(advice) => format!("{text}; {advice}"),
+            None => text,
+        };
     };
     let mut text = format!("{} (SQLSTATE {})", db.message(), db.code().code());
     for (name, value) in [

@@ -1,6 +1,6 @@
 //! PostgreSQL (15 and newer): what the raw store and the app store share, and the stores themselves.
 //!
-//! [`pool`] bounds and configures connections, [`error`] says what a failure means, [`copy`] encodes binary COPY, [`migrate`] brings
+//! [`pool`] bounds and configures connections, `tls` says whose certificates are taken, [`error`] says what a failure means, [`copy`] encodes binary COPY, [`migrate`] brings
 //! a schema up to date, [`migrate_table`] makes one table anew in place, [`partition`] makes partitions by height, `partition_index` their indexes, [`payloads`] knows which large payloads are needed. [`server`] refuses old servers, [`raw`] is the raw store, [`app`] the app store.
 
 #[cfg(feature = "postgres")]
@@ -16,6 +16,7 @@ pub mod pool;
 pub mod raw;
 pub mod server;
 mod statements;
+mod tls;
 
 #[cfg(feature = "postgres")]
 pub use app::{Behind, Dropped, PgDerived, PgDerivedOptions};

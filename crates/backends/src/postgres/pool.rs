@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -27,6 +26,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::copy::CopyBuf;
 use super::error::{Failure, classify, db, text};
+use super::tls;
 
 /// A parameter of a statement.
 pub type Param<'a> = &'a (dyn ToSql + Sync);
@@ -38,7 +38,7 @@ pub type Param<'a> = &'a (dyn ToSql + Sync);
 pub struct PgOptions {
     /// `postgres://user:password@host:port/database?sslmode=...`. `sslmode`: `disable` (also without the parameter) no TLS, `prefer` TLS where
     /// the server has it, `require`, `verify-ca` and `verify-full` TLS. Where there is TLS, the server's certificate and name are always
-    /// checked against the system's roots.
+    /// checked against the system's roots, or those of `SSL_CERT_FILE` in their place.
     pub url: String,
     /// The most connections at a time.
     pub max_open_conns: usize,
@@ -154,13 +154,13 @@ impl PgPool {
     }
 
     fn with(options: PgOptions, generation: Arc<AtomicU64>) -> Result<PgPool> {
-        let mut config = parse_url(&options.url)?;
+        let mut config = tls::parse_url(&options.url)?;
         config.application_name(&options.application_name);
         config.connect_timeout(Duration::from_millis(options.connect_timeout_ms));
         if options.is_primary && config.get_hosts().len() > 1 {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
-        let tls = tls(config.get_ssl_mode())?;
+        let tls = tls::connector(config.get_ssl_mode())?;
         let permits = Arc::new(Semaphore::new(options.max_open_conns.max(1)));
         let idle = Mutex::default();
         Ok(PgPool { inner: Arc::new(Inner { options, config, tls, permits, idle, generation }) })
@@ -623,75 +623,12 @@ pub fn lock_key(name: &str) -> i64 {
     hash as i64
 }
 
-/// The URL as the client takes it: it knows no `verify-ca` and `verify-full`, which here mean what `require` means.
-fn parse_url(text: &str) -> Result<Config> {
-    // The parser's message may quote the text, password included.
-    let invalid = || {
-        StoreError::Invalid(
-            "the database URL can't be read; expected postgres://user:password@host:port/database?sslmode=...".into(),
-        )
-    };
-    let Ok(mut url) = url::Url::parse(text) else {
-        return Config::from_str(text).map_err(|_| invalid());
-    };
-    let mut pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
-    let mut has_mode = false;
-    for (name, value) in &mut pairs {
-        if name == "sslmode" {
-            has_mode = true;
-            if value == "verify-ca" || value == "verify-full" {
-                *value = "require".into();
-            }
-        }
-    }
-    if !has_mode {
-        pairs.push(("sslmode".into(), "disable".into()));
-    }
-    url.query_pairs_mut().clear().extend_pairs(pairs);
-    // A form encodes spaces as `+`, which the client doesn't undo.
-    Config::from_str(&url.as_str().replace('+', "%20")).map_err(|_| invalid())
-}
-
-fn tls(mode: SslMode) -> Result<MakeRustlsConnect> {
-    let mut roots = rustls::RootCertStore::empty();
-    if mode != SslMode::Disable {
-        let found = rustls_native_certs::load_native_certs();
-        let (added, _) = roots.add_parsable_certificates(found.certs);
-        if added == 0 {
-            return Err(StoreError::Invalid(format!(
-                "sslmode asks for TLS, but no root certificate of the system could be read ({} errors); install ca-certificates",
-                found.errors.len()
-            )));
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| StoreError::Invalid(format!("TLS can't be set up: {error}")))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(MakeRustlsConnect::new(config))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn urls_say_whether_tls_is_used() {
-        let mode = |text: &str| parse_url(text).unwrap().get_ssl_mode();
-        assert_eq!(mode("postgres://u:p%2B+x@h:5/d"), SslMode::Disable);
-        assert_eq!(mode("postgres://u@h/d?sslmode=prefer"), SslMode::Prefer);
-        assert_eq!(mode("postgresql://u@h/d?sslmode=verify-full&application_name=a%20b"), SslMode::Require);
-        let config = parse_url("postgres://u:p%2Bx@h:5/d").unwrap();
-        assert_eq!(config.get_password(), Some(&b"p+x"[..]));
-        assert_eq!((config.get_ports(), config.get_dbname()), (&[5][..], Some("d")));
-    }
-
-    #[test]
-    fn a_bad_url_is_not_quoted() {
-        let error = parse_url("postgres://u:secret@h:port/d").unwrap_err().to_string();
-        assert!(!error.contains("secret"), "{error}");
+    fn a_password_is_not_shown() {
         let options = PgOptions::new("postgres://u:secret@h/d");
         assert!(!format!("{options:?}").contains("secret"));
     }

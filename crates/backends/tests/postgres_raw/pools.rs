@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use cairn_backends::postgres::raw::PartitionSizes;
-use cairn_backends::postgres::{Isolation, PgOptions, PgRawOptions, PgRawStore};
+use cairn_backends::postgres::{Isolation, PgConn, PgOptions, PgPool, PgRawOptions, PgRawStore};
 use cairn_core::{BlockId, Height, HeightRange, Parts};
 use cairn_store::derived::{ErrorLog, NewError, Severity};
 use cairn_store::suite::blocks::chain;
 use cairn_store::{RawReader, RawWriter, StoreError};
 
-use crate::{batch, info, number, options, pg};
+use crate::{batch, begun, info, number, options, pg};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p08_readers_that_hold_every_connection_do_not_stop_the_ingester() {
@@ -107,6 +107,69 @@ async fn p08_a_flood_of_errors_and_slow_statements_beside_do_not_stop_the_ingest
     // It is the same store.
     assert_eq!(store.count_unresolved().await.expect("counts"), 6);
     assert_eq!(beside.snapshot().await.expect("reads").head().tip, Some(blocks[39].block_ref()));
+}
+
+/// What takes too long is broken off by the server, as something that passes: a statement by itself, and one of a verb that waits for somebody.
+#[tokio::test]
+async fn a_statement_that_takes_too_long_is_broken_off_and_a_write_after_it_is_well() {
+    let Some(db) = pg::database().await else { return };
+    let (patient, fence) = begun(&db).await;
+    let blocks = chain(0, 2, 0);
+    patient.append(fence, batch(&blocks[..1])).await.expect("appends");
+    let pg = PgOptions { statement_timeout_ms: 500, ..db.options() };
+    let store = PgRawStore::open(PgRawOptions { pg, ..options(&db) }, None).await.expect("opens");
+    let is_broken_off =
+        |error: &StoreError| matches!(error, StoreError::Busy(why) if why.contains("statement timeout"));
+    let conn = store.pool().get().await.expect("connects");
+    // It would end by itself, and well.
+    let error = conn.batch("SELECT pg_sleep(5)").await.expect_err("it takes too long");
+    assert!(is_broken_off(&error), "{error}");
+    conn.batch("SELECT 1").await.expect("the connection is well");
+    drop(conn);
+    let mut holder = db.pool().get().await.expect("connects");
+    holder.begin(Isolation::ReadCommitted).await.expect("begins");
+    holder.batch("LOCK TABLE raw.head").await.expect("locks");
+    let error = store.append(fence, batch(&blocks[1..])).await.expect_err("it waits too long");
+    assert!(is_broken_off(&error), "{error}");
+    holder.rollback().await.expect("lets go");
+    let head = store.append(fence, batch(&blocks[1..])).await.expect("appends");
+    assert_eq!(head.tip, Some(blocks[1].block_ref()));
+}
+
+#[tokio::test]
+async fn connections_that_nobody_uses_are_kept_up_to_a_number() {
+    let Some(db) = pg::database().await else { return };
+    let options = PgOptions { max_idle_conns: 1, application_name: "few".into(), ..db.options() };
+    let pool = PgPool::new(options).expect("a URL");
+    let watch = db.pool();
+    let open = async || {
+        number(
+            &watch,
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'few'",
+        )
+        .await
+    };
+    let pid = async |conn: &PgConn| {
+        conn.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get::<_, i32>(0)
+    };
+    let mut used = Vec::new();
+    for _ in 0..3 {
+        used.push(pool.get().await.expect("connects"));
+    }
+    assert_eq!(open().await, 3);
+    let mut pids = Vec::new();
+    for conn in &used {
+        pids.push(pid(conn).await);
+    }
+    drop(used);
+    let begun = Instant::now();
+    while open().await > 1 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} are kept", open().await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let kept = pool.get().await.expect("a connection");
+    assert!(pids.contains(&pid(&kept).await), "none was kept");
+    assert_eq!(open().await, 1);
 }
 
 /// A read of many blocks that time ends says where, and never passes for a whole one.

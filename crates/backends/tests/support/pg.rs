@@ -122,8 +122,13 @@ impl Drop for TestDb {
 }
 
 async fn run(url: &str, statements: &str) {
-    let options =
-        PgOptions { max_idle_conns: 0, application_name: "cairn-test".into(), ..PgOptions::new(url) };
+    let options = PgOptions {
+        max_idle_conns: 0,
+        // What a test sets up takes as long as it takes, on a busy machine too.
+        statement_timeout_ms: 0,
+        application_name: "cairn-test".into(),
+        ..PgOptions::new(url)
+    };
     let pool = PgPool::new(options).expect("a URL");
     pool.get().await.expect("connects").batch(statements).await.expect("runs");
 }

@@ -322,7 +322,7 @@ impl Claim {
     }
 
     /// The lowest lease that failed or expired and isn't dead. An expired one that has not moved counts one attempt more, and may be dead by that. A fill that
-    /// was being committed renews its lease: it is looked at once more under its lock.
+    /// was being committed renews its lease: it is looked at once more under its lock. One that failed is free at once: whoever failed pauses (docs/adr/0002).
     async fn to_reclaim(
         &self,
         tx: &Tx,
