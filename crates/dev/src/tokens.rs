@@ -1,5 +1,5 @@
 //! Random movements of tokens that keep balances (tests/contracts/Holdings.sol): mints, transfers, burns, batches, of parties to themselves,
-//! several of one item in one transaction, and calls that fail. What is sent depends on the seed alone.
+//! several of one item in one transaction, transfers of nothing, and calls that fail. What is sent depends on the seed alone.
 
 use std::path::Path;
 
@@ -21,6 +21,8 @@ const PASSIVE: u64 = 40;
 pub const PLOTS: u64 = 150;
 /// Item numbers of the ERC-1155 contract, from 0.
 pub const BASKETS: u64 = 12;
+/// Item numbers above those that are never minted, of which nothing is sent all the same.
+const NO_BASKETS: u64 = 6;
 
 /// An argument of a call.
 pub enum Argument {
@@ -219,7 +221,14 @@ impl Tokens {
                 let arguments = [Word(word(from)), Word(word(to)), Words(steps)];
                 (self.basket, encode("move(address,address,uint256[])", &arguments))
             }
-            90..=94 => {
+            // The standard lets anybody send nothing, of an item that is there, that is burnt, or that never was.
+            90..=91 => {
+                let item = self.item(BASKETS + NO_BASKETS);
+                let arguments =
+                    [Word(word(sender)), Word(word(party)), Word(item), Word(U256::ZERO), Nothing];
+                (self.basket, encode("safeTransferFrom(address,address,uint256,uint256,bytes)", &arguments))
+            }
+            92..=94 => {
                 let (item, value) = (self.item(BASKETS), self.value(20));
                 let arguments = [Word(word(sender)), Word(word(party)), Word(item), Word(value), Nothing];
                 (self.basket, encode("safeTransferFrom(address,address,uint256,uint256,bytes)", &arguments))

@@ -283,15 +283,21 @@ fn code_is_kept_by_its_hash() {
 fn what_is_wanted_is_what_rows_name() {
     use support::{Log, Tx, block, map_all, with_logs};
     let word = |n: u64| alloy_primitives::B256::from(U256::from(n));
-    use cairn_explorer::decode::evm::transfers::TRANSFER;
+    use cairn_explorer::decode::evm::transfers::{TRANSFER, TRANSFER_SINGLE};
     let nft = |from: u64, to: u64| Log {
         address: TOKEN,
         topics: vec![TRANSFER, word(from), word(to), word(7)],
         data: vec![],
     };
+    // Of items that many hold; anybody may send nothing of any id, so that names no item (E27).
+    let some_of = |id: u64, amount: u64| Log {
+        address: TOKEN,
+        topics: vec![TRANSFER_SINGLE, word(0), word(1), word(2)],
+        data: [word(id), word(amount)].concat(),
+    };
     let create = Tx { to: None, contract: Some(TOKEN), ..Tx::default() };
-    let tables =
-        map_all(&Settings::default(), &block(7, 1, &[with_logs(vec![nft(0, 1), nft(1, 0)]), create]));
+    let logs = vec![nft(0, 1), nft(1, 0), some_of(8, 0), some_of(9, 2)];
+    let tables = map_all(&Settings::default(), &block(7, 1, &[with_logs(logs), create]));
     let wanted = |name: &str| {
         let enricher = enricher(name, Node::default());
         let catalog = evm_catalog().unwrap();
@@ -314,8 +320,8 @@ fn what_is_wanted_is_what_rows_name() {
     };
     assert_eq!(wanted(names::TOKEN_METADATA_WORKER), [subject("nft")]);
     let token = || Value::bytes(TOKEN.as_slice());
-    let item = Key(vec![token(), Value::text(""), Value::Amount(U256::from(7))]);
-    assert_eq!(wanted(names::NFT_METADATA_WORKER), [item]);
+    let item = |id: u64| Key(vec![token(), Value::text(""), Value::Amount(U256::from(id))]);
+    assert_eq!(wanted(names::NFT_METADATA_WORKER), [item(7), item(9)]);
     assert_eq!(wanted(names::CONTRACT_CODE_WORKER), [Key(vec![token(), Value::text("")])]);
 }
 

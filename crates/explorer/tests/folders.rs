@@ -8,7 +8,7 @@ use cairn_core::StoredBlock;
 use cairn_explorer::decode::evm::transfers::{TRANSFER, TRANSFER_SINGLE};
 use cairn_explorer::names;
 use cairn_explorer::processors::Settings;
-use cairn_store::derived::{Row, Sum, Value};
+use cairn_store::derived::{Row, Sum};
 use proptest::prelude::*;
 
 mod support;
@@ -197,7 +197,9 @@ proptest! {
     ) {
         // As a real contract: nobody gives what he hasn't.
         let mut model: BTreeMap<(u8, u64, u8), u64> = BTreeMap::new();
-        let mut named = BTreeSet::new();
+        // Transfers of each contract, and of each item those that moved any of it.
+        let mut sent: BTreeMap<u8, i64> = BTreeMap::new();
+        let mut moved: BTreeMap<(u8, u64), i64> = BTreeMap::new();
         let mut logs = Vec::new();
         for moves in &moves {
             let mut of_block = Vec::new();
@@ -210,7 +212,10 @@ proptest! {
                 if *to != 0 {
                     *model.entry((*token, *id, *to)).or_default() += amount;
                 }
-                named.insert((*token, *id));
+                *sent.entry(*token).or_default() += 1;
+                if amount > 0 {
+                    *moved.entry((*token, *id)).or_default() += 1;
+                }
                 of_block.push(erc1155(*token, *from, *to, *id, amount));
             }
             logs.push(of_block);
@@ -229,19 +234,34 @@ proptest! {
             let balance = found.get(&(contract(*token), *id, who(*holder))).copied().unwrap_or_default();
             prop_assert_eq!(balance, Sum::from(U256::from(*amount)));
         }
+        let mut supplies: BTreeMap<(u8, u64), u64> = BTreeMap::new();
+        for ((token, id, _), amount) in &model {
+            *supplies.entry((*token, *id)).or_default() += amount;
+        }
         let items = state.table("nft_ownership");
-        prop_assert_eq!(items.len(), named.len());
-        for row in &items {
-            prop_assert!(get("nft_ownership", row, "owner").is_null());
-            let item = (address("nft_ownership", row, "contract_address"), get("nft_ownership", row, "nft_id"));
-            let of_item = |((token, id, _), _): &(&(u8, u64, u8), &u64)| {
-                item == (Some(contract(*token)), &Value::Amount(U256::from(*id)))
+        prop_assert_eq!(items.len(), moved.len());
+        for ((token, id), transfers) in &moved {
+            let is = |row: &&Row| {
+                address("nft_ownership", row, "contract_address") == Some(contract(*token))
+                    && get("nft_ownership", row, "nft_id").as_amount() == Some(U256::from(*id))
             };
-            let supply: u64 = model.iter().filter(of_item).map(|(_, amount)| *amount).sum();
+            let row = items.iter().find(is).unwrap();
+            let supply = supplies.get(&(*token, *id)).copied().unwrap_or(0);
+            prop_assert!(get("nft_ownership", row, "owner").is_null());
             prop_assert_eq!(sum("nft_ownership", row, "net_minted"), Sum::from(U256::from(supply)));
-            if get("nft_ownership", row, "is_burned").as_bool() == Some(true) {
-                prop_assert_eq!(supply, 0);
-            }
+            prop_assert_eq!(get("nft_ownership", row, "is_burned").as_bool(), Some(supply == 0));
+            prop_assert_eq!(int("nft_ownership", row, "transfer_count"), *transfers);
+        }
+        let collections = state.table("nft_collection_stats");
+        prop_assert_eq!(collections.len(), sent.len());
+        for (token, transfers) in &sent {
+            let is = |row: &&Row| {
+                address("nft_collection_stats", row, "contract_address") == Some(contract(*token))
+            };
+            let row = collections.iter().find(is).unwrap();
+            let there = supplies.iter().filter(|((of, _), supply)| of == token && **supply > 0).count();
+            prop_assert_eq!(int("nft_collection_stats", row, "item_count"), there as i64);
+            prop_assert_eq!(int("nft_collection_stats", row, "transfer_count"), *transfers);
         }
         check_collections(&state)?;
         prop_assert_eq!(state.rows, folded(names::NFT_OWNERSHIP_WORKER, &chain, 1).rows);
@@ -296,6 +316,61 @@ fn e27_zeros_and_self_transfers_fill_no_table_of_holdings() {
     assert!(state.table("ft_holdings").is_empty());
     assert_eq!(column("token_stats", &state.table("token_stats"), "transfer_count"), ["3"]);
     assert_eq!(column("token_stats", &state.table("token_stats"), "net_minted"), ["0"]);
+}
+
+#[test]
+fn e27_who_sends_nothing_of_an_item_makes_none_and_brings_none_back() {
+    let blocks = [
+        // Of one that was never minted, and a mint of none of it.
+        vec![erc1155(0, 1, 2, 7, 0), erc1155(0, 0, 2, 7, 0)],
+        // Of one that is burnt.
+        vec![erc1155(0, 0, 1, 8, 5), erc1155(0, 1, 0, 8, 5)],
+        vec![erc1155(0, 1, 2, 8, 0), erc1155(0, 0, 2, 8, 0)],
+        // A burn of none of one that is there.
+        vec![erc1155(0, 0, 1, 9, 2)],
+        vec![erc1155(0, 1, 0, 9, 0)],
+    ];
+    for chunk in 1..=blocks.len() {
+        let state = folded(names::NFT_OWNERSHIP_WORKER, &chain(&blocks, 1), chunk);
+        let items = state.table("nft_ownership");
+        let of_items = |name| column("nft_ownership", &items, name);
+        assert_eq!(of_items("nft_id"), ["8", "9"]);
+        assert_eq!(of_items("is_burned"), ["true", "false"]);
+        assert_eq!(of_items("net_minted"), ["0", "2"]);
+        assert_eq!(of_items("transfer_count"), ["2", "1"]);
+        assert_eq!(of_items("last_height"), ["2", "4"]);
+        let collections = state.table("nft_collection_stats");
+        let of_collections = |name| column("nft_collection_stats", &collections, name);
+        assert_eq!(of_collections("item_count"), ["1"]);
+        assert_eq!(of_collections("owner_count"), ["1"]);
+        assert_eq!(of_collections("transfer_count"), ["8"]);
+        assert_eq!(column("nft_holdings", &state.table("nft_holdings"), "balance"), ["0", "2"]);
+        assert_eq!(state.table("nft_owners").len(), 1);
+    }
+}
+
+#[test]
+fn items_minted_before_the_archive_are_there_until_all_that_was_minted_since_is_burnt() {
+    let there = |blocks: &[Vec<Log>]| {
+        let state = folded(names::NFT_OWNERSHIP_WORKER, &chain(blocks, 1), 1);
+        let items = state.table("nft_ownership");
+        let collections = state.table("nft_collection_stats");
+        let mut of = column("nft_ownership", &items, "net_minted");
+        of.extend(column("nft_ownership", &items, "is_burned"));
+        of.extend(column("nft_collection_stats", &collections, "item_count"));
+        of
+    };
+    let mut blocks = vec![vec![erc1155(0, 1, 2, 7, 5)]];
+    assert_eq!(there(&blocks), ["0", "false", "1"], "somebody gave some");
+    blocks.push(vec![erc1155(0, 2, 0, 7, 3)]);
+    assert_eq!(there(&blocks), ["-3", "false", "1"], "there were more than the archive knows");
+    blocks.push(vec![erc1155(0, 0, 2, 7, 3)]);
+    assert_eq!(there(&blocks), ["0", "false", "1"], "some are new");
+    blocks.push(vec![erc1155(0, 0, 2, 7, 4)]);
+    blocks.push(vec![erc1155(0, 2, 0, 7, 4)]);
+    assert_eq!(there(&blocks), ["0", "true", "0"], "as many are burnt as were minted");
+    blocks.push(vec![erc1155(0, 2, 1, 7, 2)]);
+    assert_eq!(there(&blocks), ["0", "false", "1"], "and yet somebody gives some");
 }
 
 #[test]

@@ -17,5 +17,6 @@ mod error;
 pub mod gaps;
 pub mod ingest;
 pub mod status;
+mod term;
 
 pub use error::IngestError;

@@ -3,7 +3,8 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use cairn_core::{Clock, ErrorKind, Fence, Height, HeightRange};
 use cairn_pipeline::ingest::FillOptions;
@@ -11,6 +12,7 @@ use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{RawFiller, RawLease, RawLeaseState, StoreError};
 use support::node::{Asked, transient};
 use support::*;
+use tokio::time::Instant;
 
 /// A world that fills `workers` ranges of ten heights at once.
 fn filling(seed: u64, head: u64, finalized: u64, workers: usize) -> World {
@@ -23,6 +25,17 @@ fn filling(seed: u64, head: u64, finalized: u64, workers: usize) -> World {
 
 async fn leases(world: &World) -> Vec<RawLease> {
     world.snapshot().await.raw_leases().await.expect("reads")
+}
+
+/// Waits for a lease that is as asked.
+async fn until_lease(world: &World, is_it: impl Fn(&RawLease) -> bool) -> RawLease {
+    for _ in 0..10_000 {
+        if let Some(lease) = leases(world).await.into_iter().find(|lease| is_it(lease)) {
+            return lease;
+        }
+        pass_ms(20).await;
+    }
+    panic!("no such lease: {:?}", leases(world).await);
 }
 
 /// The heights above the tip and below the highest filled one that nobody has filled.
@@ -358,12 +371,7 @@ async fn a_renewal_that_fails_is_tried_again_before_the_lease_expires() {
     world.node.latency_ms(45_000);
     let running = world.start();
     world.until("the first block", |head| head.tip.is_some()).await;
-    let mut looks = 0;
-    while leases(&world).await.is_empty() {
-        pass_ms(20).await;
-        looks += 1;
-        assert!(looks < 10_000, "nothing is claimed");
-    }
+    until_lease(&world, |_| true).await;
     pass_ms(17_000).await;
     world.commits.heal();
     pass_ms(2_000).await;
@@ -373,6 +381,76 @@ async fn a_renewal_that_fails_is_tried_again_before_the_lease_expires() {
     }
     world.until_tip(MAIN, 40).await;
     world.assert_holds(MAIN, 0, 40).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn l05_a_range_whose_lease_cannot_be_renewed_is_written_no_more_after_its_own_deadline() {
+    const TTL_MS: u64 = 20_000;
+    const MARGIN_MS: u64 = TTL_MS / 10;
+    let world = filling(17, 40, 40, 1);
+    // Blocks come after the deadline, while the store is still away.
+    world.node.latency_ms(45_000);
+    let running = world.start();
+    world.until("the first block", |head| head.tip.is_some()).await;
+    let lease = until_lease(&world, |_| true).await;
+    let from = Instant::now() + Duration::from_millis(TTL_MS / 2);
+    let until = from + Duration::from_millis(2 * TTL_MS);
+    let seen: Arc<Mutex<Vec<(Instant, &'static str)>>> = Arc::default();
+    let notes = seen.clone();
+    world.commits.fail(move |when, verb, _| {
+        let now = Instant::now();
+        if when == When::Before {
+            notes.lock().unwrap().push((now, verb));
+        }
+        (when == When::Before && now >= from && now < until).then(busy)
+    });
+    pass_ms(3 * TTL_MS).await;
+    let seen = seen.lock().unwrap().clone();
+    let of = |verb: &'static str| seen.iter().filter(move |(_, seen)| *seen == verb).map(|(at, _)| *at);
+    let last_good = of("renew_range").filter(|at| *at < from).max().unwrap();
+    let deadline = last_good + Duration::from_millis(TTL_MS - MARGIN_MS);
+    for verb in ["renew_range", "fill", "release"] {
+        let late: Vec<_> = of(verb).filter(|at| *at >= deadline && *at < until).collect();
+        assert_eq!(late, Vec::<Instant>::new(), "{verb} after {deadline:?}");
+    }
+    // It did try, up to then.
+    assert!(of("renew_range").any(|at| at > from && at < deadline), "{seen:?}");
+    // The work was not lost with it: a new fence did it.
+    world.commits.heal();
+    world.node.latency_ms(10);
+    until_lease(&world, |now| now.range == lease.range && now.fence > lease.fence).await;
+    world.until_tip(MAIN, 40).await;
+    world.assert_holds(MAIN, 0, 40).await;
+    running.stop_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn l05_what_is_committed_of_a_range_renews_its_lease() {
+    let world = filling(18, 140, 140, 1).with(|options| {
+        options.fetches_in_flight = 1;
+        options.fill.as_mut().expect("it fills").range_heights = 64;
+    });
+    // Each piece takes most of a lease's life, the range several; and no renewal goes well.
+    world.commits.fail(|when, verb, _| (when == When::Before && verb == "renew_range").then(busy));
+    world.node.latency_ms(15_000);
+    let running = world.start();
+    world.until("the first block", |head| head.tip.is_some()).await;
+    let mut claims: BTreeMap<Height, Vec<Fence>> = BTreeMap::new();
+    for _ in 0..300 {
+        for lease in leases(&world).await {
+            claims.entry(lease.range.start()).or_default().push(lease.fence);
+        }
+        pass_ms(500).await;
+    }
+    assert!(!claims.is_empty());
+    for (start, mut fences) in claims {
+        fences.dedup();
+        assert_eq!(fences.len(), 1, "the range at {start} was claimed again");
+    }
+    world.commits.heal();
+    world.until_tip(MAIN, 140).await;
+    world.assert_holds(MAIN, 0, 140).await;
     running.stop_well().await;
 }
 

@@ -5,13 +5,14 @@
 mod support;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use cairn_core::{Height, HeightRange, RawBlock};
 use cairn_evm::{ChainProfile, Checks};
 use cairn_source::evm::rpc::RpcSource;
 use cairn_source::{ChainSource, SourceError};
 use serde_json::{Value, json};
-use support::{CallOut, HttpOut, MockNode, chain, config, source};
+use support::{CallIn, CallOut, HttpOut, MockNode, chain, config, source};
 
 fn range(from: u64, to: u64) -> HeightRange {
     HeightRange::new(Height(from), Height(to))
@@ -195,6 +196,46 @@ async fn e13_a_narrow_node_is_asked_for_every_block_once() {
     // The width is remembered: nothing too wide is asked again soon.
     assert_eq!(all(&source, range(1, 11)).await, node.blocks(1..11));
     assert!(node.take_seen().iter().all(|seen| seen.calls.len() <= 3));
+}
+
+/// What becomes of a batch that takes too long.
+type Late = fn(&[CallIn]) -> HttpOut;
+
+#[tokio::test]
+async fn i08_what_timed_out_is_asked_again_in_halves() {
+    let gateway: Late = |_| HttpOut::Status(504, vec![], "<html>Gateway Time-out</html>".into());
+    let silence: Late = |_| HttpOut::Hang(Duration::from_secs(10));
+    let each: Late = |calls| {
+        let error = json!({"code": -32002, "message": "request timed out"});
+        let answers = calls.iter().map(|call| json!({"jsonrpc": "2.0", "id": call.id, "error": error}));
+        HttpOut::Body(vec![], serde_json::to_vec(&answers.collect::<Vec<_>>()).unwrap())
+    };
+    for (name, late, most) in [("504", gateway, 1), ("silence", silence, 4), ("each item", each, 2)] {
+        let node = MockNode::start(chain(6), 10).await;
+        let mut config = config(&[&node]);
+        config.limits.request_timeout_ms = 1_000;
+        assert_eq!(config.limits.initial_batch_items, 8);
+        let source = RpcSource::connect(config).await.unwrap();
+        node.on_http(move |calls| (calls.len() > most).then(|| late(calls)));
+        node.take_seen();
+        assert_eq!(all(&source, range(1, 9)).await, node.blocks(1..9), "{name}");
+        // How many went with it each time, of each block and of each one's receipts.
+        let mut widths: HashMap<(String, String), Vec<usize>> = HashMap::new();
+        for seen in node.take_seen() {
+            for call in &seen.calls {
+                if call.height(0).is_some() || call.method == "eth_getBlockReceipts" {
+                    let item = (call.method.clone(), call.params[0].to_string());
+                    widths.entry(item).or_default().push(seen.calls.len());
+                }
+            }
+        }
+        assert_eq!(widths.len(), 16, "{name}: {widths:?}");
+        for (item, widths) in widths {
+            assert_eq!(widths[0], 8, "{name}: {item:?}");
+            assert!(widths.windows(2).all(|pair| pair[1] <= pair[0] / 2), "{name}: {item:?}: {widths:?}");
+            assert!(*widths.last().unwrap() <= most, "{name}: {item:?}: {widths:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,14 @@
 //!
 //! An item of a kind with one owner belongs to whoever got it last; burnt, to nobody, and its row stays. Items that many hold (ERC-1155)
 //! have their owners in `nft_holdings`, where those with one owner are too, so that one walk lists what an address holds.
+//!
+//! Anybody may send nothing of any item that many hold, be it one that was never minted or one that is burnt (E27). That is a transfer of the
+//! collection and changes no item: it makes no row, and leaves an item's flag, its counts and its heights as they are.
+//!
+//! An item that many hold is burnt where what moved last was burnt and as many are burnt as were minted; else it is there. Of a contract that
+//! keeps to the standard and an archive that has it whole, that is: where its supply isn't 0. The net alone would say too little of an item that
+//! was minted before the archive's first block, or without an event. Who mints or gives some has them, so it is there then, whatever the net
+//! is; a net below 0 says that there were more than the archive knows, and not that none is left.
 
 use std::sync::Arc;
 
@@ -21,7 +29,7 @@ use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_OWNERSHIP_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&NFT_OWNERSHIP, &NFT_HOLDINGS, &NFT_OWNERS, &NFT_COLLECTION_STATS],
 };
@@ -86,6 +94,10 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
     let collection = (&parties.contract_address, parties.contract_name.as_str());
     let amount = Sum::from(transfer.amount);
     let (giver, taker) = (parties.giver(), parties.taker());
+    changes.change(&NFT_COLLECTION_STATS, collection_stats(collection, 0, 0, 1, Some(height)));
+    if transfer.amount.is_zero() {
+        return;
+    }
     let mut minted = Sum::ZERO;
     if parties.is_mint {
         minted = minted + amount;
@@ -105,8 +117,7 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
         height,
     };
     changes.change(&NFT_OWNERSHIP, item.to_change());
-    changes.change(&NFT_COLLECTION_STATS, collection_stats(collection, 0, 0, 1, Some(height)));
-    if giver == taker || transfer.amount.is_zero() {
+    if giver == taker {
         return;
     }
     for (address, by) in [(giver, -amount), (taker, amount)] {
@@ -119,7 +130,7 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
     }
 }
 
-/// An item that many may hold is burnt only when none of it is left; and the collection counts the items that aren't burnt.
+/// A burn of some of an item that many hold need not be its end; and the collection counts the items that aren't burnt.
 fn settle_item(before: Option<&Row>, after: &Row, changes: &mut Changes) {
     let is_burned = is_burnt(after);
     if !is_burned && is_flagged(after) {
@@ -129,12 +140,12 @@ fn settle_item(before: Option<&Row>, after: &Row, changes: &mut Changes) {
     count(after, i64::from(!is_burned) - i64::from(was_there), 0, changes);
 }
 
-/// Whether the last transfer burnt it, as folding left the flag.
+/// Whether the last transfer that moved any of it burnt that, as folding left the flag.
 fn is_flagged(row: &Row) -> bool {
     row.0.get(NFT_IS_BURNED).and_then(Value::as_bool).unwrap_or(false)
 }
 
-/// Whether none of it is left. The same whether the flag was put right already or not: rows are settled before that.
+/// Whether none of it is left, as the module says. The same whether the flag was put right already or not: rows are settled before that.
 fn is_burnt(row: &Row) -> bool {
     let one_owner = row.0.get(NFT_KIND).and_then(Value::as_text).is_some_and(has_one_owner);
     let none_left = || row.0.get(NFT_NET_MINTED).and_then(Value::as_sum).is_some_and(Sum::is_zero);

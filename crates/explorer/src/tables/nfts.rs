@@ -9,7 +9,8 @@ use cairn_store::derived::{
 use crate::names::NFT_OWNERSHIP_WORKER;
 
 /// The items of collections, by id. `owner` is null where the item was burnt, and where its kind has several owners (ERC-1155): those
-/// are in [`NFT_HOLDINGS`]. `net_minted` is how many there are of it, as far as mints were logged.
+/// are in [`NFT_HOLDINGS`]. `net_minted` is how many there are of it, as far as mints were logged. A transfer of nothing, which ERC-1155 allows
+/// anybody of any id, is none of an item's and makes no row here; the collection counts it.
 pub static NFT_OWNERSHIP: TableDef = TableDef {
     name: "nft_ownership",
     service: NFT_OWNERSHIP_WORKER,

@@ -4,11 +4,10 @@
 //! commit may have closed a seam. What was filled shows only when the head passes it, so readers see one unbroken
 //! archive however the ranges finish. A range given up anywhere is reclaimed from where it stopped.
 //!
-//! A lease is renewed for as long as its blocks are on their way, so that a slow node makes no range look abandoned. One that a dead
+//! A lease is renewed for as long as its blocks are on their way, so that a slow node makes no range look abandoned. Who can't renew it drops
+//! its work before the lease expires, and writes nothing under it from then on (law 5, [`crate::term`]). One that a dead
 //! process left is a bad end where nothing of it was done: a range that ends every process that fills it has to be dead at some time,
 //! however fast the next one is there.
-
-use std::time::Duration;
 
 use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
 use cairn_source::Heads;
@@ -16,11 +15,13 @@ use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{RangeEnd, RawLease, RawLeaseState, StoreError};
 use futures::future::join_all;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::fetch::{PieceEnd, fetch_in_order};
 use super::{FillOptions, Gathered, Ingester, Session, Turn};
 use crate::IngestError;
+use crate::term::{LeaseTerm, Lost};
 
 /// How often in a row, without the tip moving, a seam that doesn't link is fetched again before the ingester halts.
 const SEAM_ATTEMPTS: u32 = 20;
@@ -185,10 +186,11 @@ impl Ingester {
             if worker > 0 && self.are_ends_many().await? {
                 break;
             }
+            let asked_at = Instant::now();
             let claimed =
                 self.store.claim_range(&owner, fill.lease_ttl_ms, fill.range_heights, stop_exclusive).await?;
             let Some(lease) = claimed else { break };
-            match self.fill_lease(head_fence, fill, lease, joined, shutdown).await {
+            match self.fill_lease(head_fence, fill, lease, asked_at, joined, shutdown).await {
                 Ok(()) => worked = true,
                 // Somebody else took the lease over: it is their work now (law 5).
                 Err(IngestError::Store(StoreError::Fenced { .. })) if !self.head_lost(head_fence).await? => {}
@@ -213,14 +215,16 @@ impl Ingester {
         head_fence: cairn_core::Fence,
         fill: &FillOptions,
         mut lease: RawLease,
+        asked_at: Instant,
         joined: &Joining,
         shutdown: &CancellationToken,
     ) -> Result<(), IngestError> {
         let held = lease.clone();
+        let term = LeaseTerm::new(fill.lease_ttl_ms, fill.lease_margin_ms(), asked_at);
         let result = tokio::select! {
             biased;
-            result = self.fill_range(head_fence, fill, &mut lease, joined, shutdown) => result,
-            lost = self.keep_alive(head_fence, &held, fill.lease_ttl_ms) => Err(lost),
+            result = self.fill_range(head_fence, fill, &mut lease, &term, joined, shutdown) => result,
+            lost = self.keep_alive(head_fence, &held, &term, fill.lease_ttl_ms) => Err(lost),
         };
         let finished = lease.done_to >= lease.range.end();
         let fenced = matches!(&result, Err(error) if error.kind() == ErrorKind::Fenced);
@@ -238,7 +242,10 @@ impl Ingester {
                 }
                 Ok(()) => RangeEnd::Released,
             };
-            if let Err(error) = self.store.release(&lease, end).await {
+            // After its own deadline it is let expire: whose it is by then, only the store knows.
+            if !term.is_over()
+                && let Err(error) = self.store.release(&lease, end).await
+            {
                 // It expires by itself; the first failure is what the caller should hear of.
                 tracing::debug!(%error, range = %lease.range, "could not give the lease back");
             }
@@ -246,28 +253,34 @@ impl Ingester {
         result
     }
 
-    /// Renews a lease at a third of its time, whatever is waited for meanwhile. Ends only where it is another's, or the head is: then what is
-    /// still fetched is of no use. An answer that fails is asked for again soon; until then the fence alone decides (law 5).
-    async fn keep_alive(&self, head_fence: cairn_core::Fence, held: &RawLease, ttl_ms: u64) -> IngestError {
-        let (beat, soon) = ((ttl_ms / 3).max(1), (ttl_ms / 24).max(1));
-        let mut pause_ms = beat;
-        loop {
-            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            pause_ms = match self.store.renew_range(held, ttl_ms).await {
-                // Else a process that has lost the head could keep its successor from the range as long as its source is silent.
-                Ok(_) => match self.store.snapshot().await.map(|snapshot| snapshot.head().fence) {
-                    Ok(current) if current != head_fence => {
-                        return StoreError::Fenced { what: "the head".into(), held: head_fence, current }
-                            .into();
-                    }
-                    _ => beat,
-                },
-                Err(error) if error.kind() == ErrorKind::Fenced => return error.into(),
-                Err(error) => {
-                    tracing::debug!(%error, range = %held.range, "the lease could not be renewed now");
-                    soon
+    /// Renews a lease at a third of its time, whatever is waited for meanwhile. Ends only where it is another's, or the head is, or where it could not
+    /// be renewed in time: then what is still fetched is of no use.
+    async fn keep_alive(
+        &self,
+        head_fence: cairn_core::Fence,
+        held: &RawLease,
+        term: &LeaseTerm,
+        ttl_ms: u64,
+    ) -> IngestError {
+        let renew = || async {
+            let asked_at = Instant::now();
+            self.store.renew_range(held, ttl_ms).await?;
+            term.renewed(asked_at);
+            // Else a process that has lost the head could keep its successor from the range as long as its source is silent.
+            match self.store.snapshot().await.map(|snapshot| snapshot.head().fence) {
+                Ok(current) if current != head_fence => {
+                    Err(StoreError::Fenced { what: "the head".into(), held: head_fence, current })
                 }
-            };
+                // The next renewal looks again.
+                _ => Ok(()),
+            }
+        };
+        match term.keep(held.range, renew).await {
+            Lost::Taken(error) => error.into(),
+            Lost::Overdue => {
+                tracing::warn!(range = %held.range, "the lease could not be renewed in time; its work is dropped");
+                overdue(held)
+            }
         }
     }
 
@@ -276,6 +289,7 @@ impl Ingester {
         head_fence: cairn_core::Fence,
         fill: &FillOptions,
         lease: &mut RawLease,
+        term: &LeaseTerm,
         joined: &Joining,
         shutdown: &CancellationToken,
     ) -> Result<(), IngestError> {
@@ -299,7 +313,13 @@ impl Ingester {
                 if !blocks.is_empty() {
                     let count = blocks.len() as u64;
                     let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
+                    // Blocks and the deadline may come at the same moment.
+                    if term.is_over() {
+                        return Err(overdue(lease));
+                    }
+                    let asked_at = Instant::now();
                     *lease = self.store.fill(lease, blocks, fill.lease_ttl_ms).await?;
+                    term.renewed(asked_at);
                     self.status.committed(count, transactions, bytes, self.source.bound_by());
                     let _one_at_a_time = joined.one_at_a_time.lock().await;
                     let head = self.store.advance(head_fence).await?;
@@ -357,6 +377,11 @@ fn seam(error: IngestError) -> Result<(Height, String), IngestError> {
         }
         error => Err(error),
     }
+}
+
+/// A lease that could not be renewed in time. It may go better later.
+fn overdue(lease: &RawLease) -> IngestError {
+    StoreError::Busy(format!("the lease of heights {} could not be renewed in time", lease.range)).into()
 }
 
 fn transient(message: String) -> IngestError {

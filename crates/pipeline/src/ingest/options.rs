@@ -63,7 +63,8 @@ pub struct FillOptions {
     pub workers: usize,
     /// How many heights a range has; it is cut at multiples of this.
     pub range_heights: u64,
-    /// How long a lease lives without a commit or a renewal, by the store's clock. It is renewed at a third of it while blocks are on their way.
+    /// How long a lease lives without a commit or a renewal, by the store's clock. It is renewed at a third of it while blocks are on their way;
+    /// its holder stops by itself a tenth of it before it would expire, and 10 s at the most.
     pub lease_ttl_ms: u64,
     /// Who this process is, for people who look at leases. A process frees at its start what one of the same name left: those that may
     /// fill one store at once without being each other's successors have different names.
@@ -73,5 +74,12 @@ pub struct FillOptions {
 impl Default for FillOptions {
     fn default() -> Self {
         FillOptions { workers: 4, range_heights: 1_000, lease_ttl_ms: 300_000, owner: "cairn-run".into() }
+    }
+}
+
+impl FillOptions {
+    /// How long before a lease would expire its holder stops by itself.
+    pub(super) fn lease_margin_ms(&self) -> u64 {
+        (self.lease_ttl_ms / 10).clamp(100, 10_000)
     }
 }

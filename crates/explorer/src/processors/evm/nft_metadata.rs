@@ -21,7 +21,7 @@ use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_METADATA_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[TOKEN_WORKER],
     tables: &[&NFT_METADATA],
 };
@@ -49,9 +49,10 @@ impl Enricher for NftMetadataWorker {
     }
 
     fn wanted(&self, _table: usize, row: &Row, wanted: &mut Vec<Key>) {
-        // What was burnt has no URI any more.
+        // What was burnt has no URI any more; and of which nothing moved need not be an item at all, since anybody may send nothing of any id.
         if let Ok(transfer) = NftTransfer::from_row(row)
             && !transfer.parties.is_burn
+            && !transfer.amount.is_zero()
         {
             wanted.push(Key(vec![
                 Value::Bytes(transfer.parties.contract_address),
