@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use cairn_backends::postgres::{
     PgDerived, PgDerivedOptions, PgOptions, PgPool, PgRawOptions, PgRawStore, StatementHook,
 };
-use cairn_core::Clock;
+use cairn_core::{Clock, Height};
 use cairn_store::derived::suite::{
     self, Breaker, Breaking, Countdown, DerivedFactory, DerivedPlace, TestDerived,
 };
@@ -67,6 +67,11 @@ impl DerivedPlace for Place {
 
     async fn lose_lease(&self, id: u64) -> Result<()> {
         self.db.sql(&format!("DELETE FROM app.worker_leases WHERE id = {id}")).await;
+        Ok(())
+    }
+
+    async fn set_last_height(&self, table: &'static str, height: Height) -> Result<()> {
+        self.db.sql(&format!("UPDATE app.{table} SET last_height = {height}")).await;
         Ok(())
     }
 

@@ -561,7 +561,7 @@ async fn a_reorg_below_what_was_pruned_is_damage_and_not_a_guess() {
 }
 
 #[tokio::test]
-async fn the_height_guard_keeps_newer_state() {
+async fn the_height_guard_is_a_second_line() {
     let dir = tempfile::tempdir().expect("dir");
     let store = adopted(dir.path()).await;
     let lease = claim(&store, BALANCES.service, 100).await;
@@ -571,11 +571,20 @@ async fn the_height_guard_keeps_newer_state() {
     drop(store);
     sql(dir.path(), "app.sqlite", "UPDATE balances SET last_height = 50").expect("runs");
     let store = open(dir.path()).await.expect("opens");
-    store.commit_chunk(&lease, folded(5, 10, None, balance(1, 30, 9))).await.expect("commits");
+    match store.commit_chunk(&lease, folded(5, 10, None, balance(1, 30, 9))).await {
+        Err(StoreError::Corrupt { what, .. }) => assert!(what.contains("height guard"), "{what}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.lease(lease.id).await.expect("reads").expect("there").done_to, Height(5));
     drop(store);
     let conn = Connection::open(dir.path().join("app.sqlite")).expect("opens");
-    let kept: i64 = conn.query_row("SELECT last_height FROM balances", [], |row| row.get(0)).expect("reads");
-    assert_eq!(kept, 50);
+    let is = |sql: &str, expected: i64| {
+        let found: i64 = conn.query_row(sql, [], |row| row.get(0)).expect("reads");
+        assert_eq!(found, expected, "{sql}");
+    };
+    is("SELECT last_height FROM balances", 50);
+    is("SELECT last_height FROM indexing_checkpoints WHERE service_name = 'folder'", 4);
+    is("SELECT count(*) FROM state_undo WHERE height >= 5", 0);
 }
 
 #[tokio::test]

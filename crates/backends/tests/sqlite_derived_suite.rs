@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions, SqliteOptions, SqliteStore};
-use cairn_core::Clock;
+use cairn_core::{Clock, Height};
 use cairn_store::derived::suite::{
     self, BROKEN, Breaker, Breaking, Countdown, DerivedFactory, DerivedPlace, TestDerived,
 };
@@ -67,6 +67,15 @@ impl DerivedPlace for Place {
             conn.execute("DELETE FROM worker_leases WHERE id = ?1", [id as i64])
         };
         lose().map(drop).map_err(|error: rusqlite::Error| StoreError::Database(error.to_string()))
+    }
+
+    async fn set_last_height(&self, table: &'static str, height: Height) -> Result<()> {
+        let set = || {
+            let conn = Connection::open(self.dir.path().join("app.sqlite"))?;
+            conn.busy_timeout(Duration::from_secs(10))?;
+            conn.execute(&format!("UPDATE {table} SET last_height = ?1"), [height.get() as i64])
+        };
+        set().map(drop).map_err(|error: rusqlite::Error| StoreError::Database(error.to_string()))
     }
 
     async fn open_breaking(&self) -> Result<Breaking> {

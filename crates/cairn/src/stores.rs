@@ -189,6 +189,8 @@ pub enum Access {
     Write,
     /// Reads only, beside a writer.
     Read,
+    /// The same of a server that takes writes: one that follows another says what was true some time ago.
+    Primary,
     /// Reads only, with snapshots that may live as long as an audit takes.
     Audit,
 }
@@ -228,7 +230,7 @@ async fn open_unchecked(config: &Config, access: Access) -> anyhow::Result<Arc<d
         };
         let options = match access {
             Access::Audit => SqliteOptions { snapshot_max_ms: None, ..options },
-            Access::Read | Access::Write => options,
+            Access::Read | Access::Primary | Access::Write => options,
         };
         let store = SqliteStore::open(options, Arc::new(SystemClock))
             .await
@@ -242,6 +244,7 @@ async fn open_unchecked(config: &Config, access: Access) -> anyhow::Result<Arc<d
 pub async fn open_pg_raw(config: &Config, url: &str, access: Access) -> anyhow::Result<PgRawStore> {
     let mut options = pg_raw_options(config, url);
     options.read_only = access != Access::Write;
+    options.pg.is_primary |= access == Access::Primary;
     options.payload_inline_max_bytes = config.payloads.inline_max_bytes;
     if access == Access::Audit {
         options.snapshot_max_ms = None;

@@ -22,6 +22,8 @@ pub const FOLDER: u8 = 1;
 pub const MAX_LEASES: usize = 3;
 /// A fence that was just given; a state of the model keeps only whose fence is whose (`Model::forget_old_fences`).
 pub const NEW_FENCE: u8 = 100;
+/// A fence that was just given and is nobody's: [`NEW_FENCE`] is for the worker whose step it is.
+const OTHER_FENCE: u8 = NEW_FENCE + 1;
 
 /// Where a lease stands. Expiry, attempts and back-off are left out: a lease can be found expired at any moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -216,12 +218,15 @@ impl App {
         true
     }
 
-    /// Finds a lease expired, rightly or not: the holder may be dead, slow, or behind a network that is. Its fence stays the newest until somebody reclaims it.
-    pub fn reap(&mut self, service: u8, lease: u8) -> bool {
+    /// Finds a lease expired, rightly or not: the holder may be dead, slow, or behind a network that is. Whatever it still sends has an old fence from here on.
+    pub fn reap(&mut self, service: u8, lease: u8, off: Off) -> bool {
         let row = &mut self.leases[service as usize][lease as usize];
         let active = row.status == Status::Active;
         if active {
             row.status = Status::Failed;
+            if off.on(Rule::ReapFence) {
+                row.fence = OTHER_FENCE;
+            }
         }
         active
     }
@@ -231,6 +236,7 @@ impl App {
         let lease = self.lease(commit.service, commit.lease);
         // Step 2. An update of a lease that is gone changes no row.
         if lease.status == Status::Absent
+            || (off.on(Rule::CommitActive) && lease.status != Status::Active)
             || (off.on(Rule::CommitFence) && lease.fence != commit.fence)
             || (off.on(Rule::CommitDoneTo) && lease.done_to != commit.from)
             || (off.on(Rule::CommitLastId) && lease.last_id != NONE && lease.last_id != commit.parent)
@@ -288,7 +294,7 @@ impl App {
             lease.last_id = commit.last_id();
         }
         if lease.done_to == to {
-            lease.status = Status::Completed; // From FAILED too: it may have been reaped a moment ago.
+            lease.status = Status::Completed;
         }
     }
 
@@ -329,8 +335,7 @@ impl App {
                     continue;
                 }
                 if off.on(Rule::Refence) {
-                    // A fence of its own: NEW_FENCE is for the one that the step's worker gets.
-                    lease.fence = NEW_FENCE + 1;
+                    lease.fence = OTHER_FENCE;
                 }
                 if off.on(Rule::Reopen) || lease.status == Status::Active {
                     lease.status = Status::Failed;

@@ -26,7 +26,7 @@
 //! computes; commits in one app transaction:
 //!
 //! 1. take the gate;
-//! 2. update the lease where the fence is its own, `done_to` is where the chunk begins, and `last_id` is the chunk's parent (a fresh lease records that parent as `first_parent`);
+//! 2. update the lease where the fence is its own, it is ACTIVE, `done_to` is where the chunk begins, and `last_id` is the chunk's parent (a fresh lease records that parent as `first_parent`);
 //! 3. refuse if an entry with min(R, `applied`) < id ≤ max(R, `begun`) has its common block below `chunk_to` − 1, that is, if it touched any height of the chunk or below;
 //! 4. write the rows, and move the checkpoint if it ends where the chunk begins with the chunk's parent.
 //!

@@ -380,7 +380,7 @@ impl Protocol {
                 self.commit(state, &commit);
                 true
             }
-            Action::Reap(service, lease) => state.app.reap(service, lease),
+            Action::Reap(service, lease) => state.app.reap(service, lease, self.off),
             Action::Look(applier) => {
                 let id = state.app.applied + 1;
                 state.appliers[applier] = Applier::At { id, step: Step::Begin };

@@ -12,12 +12,16 @@ pub enum Rule {
     CommitterInGate,
     /// Gate: a claim looks for the last lease and inserts the next under the shared gate.
     ClaimInGate,
+    /// A lease that is found expired gets a new fence.
+    ReapFence,
     /// A reclaimed lease gets a new fence.
     ReclaimFence,
     /// A worker takes its lease first and opens its raw snapshot after. Off: it may read ahead of its lease.
     LeaseBeforeSnapshot,
     /// Step 2: the commit carries the lease's newest fence.
     CommitFence,
+    /// Step 2: the lease is ACTIVE.
+    CommitActive,
     /// Step 2: the lease stands where the chunk begins.
     CommitDoneTo,
     /// Step 2: the lease's last block is the parent of the chunk.
@@ -80,14 +84,16 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 36] = [
+    pub const ALL: [Rule; 38] = [
         Rule::NoAppendDuringPurge,
         Rule::CommitInGate,
         Rule::CommitterInGate,
         Rule::ClaimInGate,
+        Rule::ReapFence,
         Rule::ReclaimFence,
         Rule::LeaseBeforeSnapshot,
         Rule::CommitFence,
+        Rule::CommitActive,
         Rule::CommitDoneTo,
         Rule::CommitLastId,
         Rule::LowerBoundApplied,

@@ -159,7 +159,7 @@ pub enum StoreError {
     },
     /// The app store followed another raw store, or the raw store's reorg log is not the one that it followed.
     #[error(
-        "the app store follows another raw store: {what}. Give it the raw store that it was made with, or begin anew with an          empty app store; nothing was changed"
+        "the app store follows another raw store: {what}. Give it the raw store that it was made with, or begin anew with an empty app store; nothing was changed"
     )]
     OtherRaw {
         /// What doesn't match.

@@ -48,6 +48,7 @@ bugs!(
     CommitLetsALateAnswerReplace,
     CommitDoesNotRenew,
     CommitHidesItsHoles,
+    CommitIgnoresNewerState,
     // Leases.
     ClaimIgnoresTheStop,
     ClaimIgnoresTheLimit,
@@ -207,6 +208,10 @@ impl DerivedPlace for Place {
         self.store.inner.lose_lease(id)
     }
 
+    async fn set_last_height(&self, table: &'static str, height: Height) -> Result<()> {
+        self.store.inner.set_last_height(table, height)
+    }
+
     async fn open_breaking(&self) -> Result<Breaking> {
         let breaker = Arc::new(Countdown::default());
         self.store.inner.set_hook(Some(breaker.clone()));
@@ -317,6 +322,12 @@ impl DerivedWriter for Buggy {
                 let empty = ChunkCommit { rows: Vec::new(), states: Vec::new(), ..commit };
                 self.inner.commit_chunk(&lease, empty).await?;
                 Err(error)
+            }
+            Err(StoreError::Corrupt { .. }) if self.has(Bug::CommitIgnoresNewerState) => {
+                for part in &commit.states {
+                    self.inner.set_last_height(part.table, Height::ZERO)?;
+                }
+                self.inner.commit_chunk(&lease, commit).await
             }
             answer => answer,
         }

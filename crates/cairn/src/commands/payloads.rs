@@ -27,7 +27,7 @@ const MAX_MISSING: usize = 100;
 /// Lists or collects.
 pub async fn payloads(file: Option<&Path>, args: &PayloadsArgs) -> anyhow::Result<()> {
     let config = config::load_for_archive(file, &Overrides::default().data(&args.data)).await?;
-    let place = Place::open(&config).await?;
+    let place = Place::open(&config, access(&args.command)).await?;
     match &args.command {
         PayloadsCommand::List { state, limit, check } => {
             place.list(state.as_deref(), *limit).await?;
@@ -47,6 +47,15 @@ pub async fn payloads(file: Option<&Path>, args: &PayloadsArgs) -> anyhow::Resul
     }
 }
 
+/// A collection writes, and what it would do, or what is missing, is said of what stands there now: on a server that follows another one an object that was just written has no row yet, and one that was
+/// collected still has one. A list is for people.
+fn access(command: &PayloadsCommand) -> Access {
+    match command {
+        PayloadsCommand::List { check: false, .. } => Access::Read,
+        PayloadsCommand::List { .. } | PayloadsCommand::Gc { .. } => Access::Primary,
+    }
+}
+
 /// The objects, and what the database knows of them.
 struct Place {
     store: Arc<ObjectPayloads>,
@@ -55,14 +64,14 @@ struct Place {
 }
 
 impl Place {
-    async fn open(config: &Config) -> anyhow::Result<Place> {
+    async fn open(config: &Config, access: Access) -> anyhow::Result<Place> {
         let Some(url) = &config.raw.url else {
             bail!(
                 "the raw database is SQLite, which keeps all payloads itself; `cairn payloads` is for PostgreSQL (DB_RAW_URL)"
             );
         };
-        let raw = stores::open_pg_raw(config, url, Access::Read).await?;
-        let Some(store) = stores::open_payloads(config, Access::Read)? else {
+        let raw = stores::open_pg_raw(config, url, access).await?;
+        let Some(store) = stores::open_payloads(config, access)? else {
             match stores::payload_location(config)? {
                 None => bail!("payloads.url is `none`: all payloads are in the database"),
                 Some(location) => {
@@ -187,4 +196,44 @@ fn lines(rows: &[PayloadRow], word: impl Fn(&PayloadRow) -> &'static str) -> any
         writeln!(out, "{:<10} {:>12}  {}", word(row), row.size_bytes, row.object.key())?;
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_core::ChainId;
+    use cairn_store::{RawWriter, StoreInfo};
+
+    use super::super::reindex::pg;
+    use super::*;
+    use crate::config::DatabaseConfig;
+
+    #[tokio::test]
+    async fn nothing_is_collected_by_what_a_server_says_that_follows_another() {
+        let Some(db) = pg::database().await else { return };
+        let dir = tempfile::tempdir().expect("a directory");
+        let raw = DatabaseConfig { url: Some(db.url.clone()), ..DatabaseConfig::default() };
+        let config = Config { data_dir: dir.path().into(), raw, ..Config::default() };
+        let writer = stores::open_pg_raw(&config, &db.url, Access::Write).await.expect("opens");
+        let info = StoreInfo { uuid: [7; 16], chain_id: ChainId(1), chain_config: Default::default() };
+        writer.init(info).await.expect("init");
+        drop(writer);
+
+        let gc = |dry_run| PayloadsCommand::Gc { dry_run, grace_s: 0, no_listing: false };
+        let list = |check| PayloadsCommand::List { state: None, limit: 1, check };
+        let all = [gc(false), gc(true), list(true), list(false)];
+        for command in &all {
+            Place::open(&config, access(command)).await.expect("a primary");
+        }
+        db.follows_another(true).await;
+        for command in &all[..3] {
+            let Err(error) = Place::open(&config, access(command)).await else {
+                panic!("{command:?} goes to a server that follows another one");
+            };
+            assert!(format!("{error:#}").contains("follows another one"), "{error:#}");
+        }
+        Place::open(&config, access(&all[3])).await.expect("who only reads may read there");
+        db.follows_another(false).await;
+        let place = Place::open(&config, access(&all[0])).await.expect("a primary");
+        place.collect(CollectOptions::default()).await.expect("collects");
+    }
 }

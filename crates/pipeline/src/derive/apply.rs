@@ -7,9 +7,9 @@ use std::time::Duration;
 use cairn_store::derived::{ApplyProgress, ForkState};
 use cairn_store::{ReorgEntry, StoreError};
 
-use super::ahead;
 use super::context::Context;
 use super::error::DeriveError;
+use super::{ahead, standing};
 use crate::backoff::Backoff;
 
 /// How many entries are read at once.
@@ -132,6 +132,7 @@ pub(super) async fn apply_new(context: &Context) -> Result<u64, DeriveError> {
 
 async fn apply(context: &Context, entry: &ReorgEntry) -> Result<(), DeriveError> {
     let app = &context.app;
+    standing::demand_taken(context, entry).await?;
     tracing::info!(reorg = entry.id, common = %entry.common, orphans = entry.orphans.len(), "applying a reorg");
     context.board.update(|status| status.applying = true);
     app.begin_apply(entry).await?;

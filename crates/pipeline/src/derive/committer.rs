@@ -1,5 +1,5 @@
-//! The committer: repairs checkpoints (5 s), reaps expired leases (30 s), and looks for gaps, dead leases and errors
-//! of dead forks (60 s).
+//! The committer: repairs checkpoints (5 s), reaps expired leases (30 s), and looks for gaps, dead leases, errors of dead forks and
+//! whatever stands on none of the raw store's blocks (60 s).
 //!
 //! Any number of processes may run one; each job is one transaction, and doing it twice changes nothing.
 
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::context::Context;
 use super::error::DeriveError;
-use super::{orphans, report};
+use super::{orphans, report, standing};
 
 /// At most so many gaps and dead leases are named.
 const NAMED: usize = 100;
@@ -41,6 +41,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
             () = sleep_until(next_detect) => {
                 settled("detect", look(&context).await)?;
                 settled("forget", orphans::forget_errors(&context).await.map(drop))?;
+                settled("standing", standing::demand(&context, None).await)?;
                 next_detect = Instant::now() + detect;
             }
         }
@@ -48,9 +49,9 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
 }
 
 /// A job that failed is done again at its next time; only what no retry mends ends the committer.
-fn settled(job: &'static str, done: Result<(), StoreError>) -> Result<(), DeriveError> {
-    match done {
-        Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
+fn settled(job: &'static str, done: Result<(), impl Into<DeriveError>>) -> Result<(), DeriveError> {
+    match done.map_err(Into::into) {
+        Err(error) if error.kind() == ErrorKind::Halt => Err(error),
         Err(error) => {
             tracing::warn!(job, %error, "a job of the committer failed; it is done again");
             Ok(())

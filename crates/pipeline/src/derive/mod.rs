@@ -33,6 +33,7 @@ mod recent;
 mod refusals;
 pub mod replay;
 mod report;
+mod standing;
 pub mod state;
 pub mod status;
 mod steps;
@@ -260,6 +261,13 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
         if let Some(checkpoint) = checkpoint {
             context.board.checkpoint(name, &checkpoint);
         }
+    }
+    match standing::demand(context, None).await {
+        // The committer looks again.
+        Err(error) if error.kind() != ErrorKind::Halt => {
+            tracing::debug!(%error, "can't tell yet whether what was derived stands on what is stored");
+        }
+        demanded => demanded?,
     }
     Ok(true)
 }

@@ -139,10 +139,14 @@ impl DeriveBoard {
 
     /// A checkpoint of a service that runs in this process moved, whoever moved it.
     pub(super) fn moved(&self, checkpoint: &DerivedCheckpoint) {
-        let known = self.sender.borrow().services.keys().find(|name| **name == checkpoint.service).copied();
-        if let Some(name) = known {
+        if let Some(name) = self.known(&checkpoint.service) {
             self.checkpoint(name, checkpoint);
         }
+    }
+
+    /// The name of a service that runs in this process.
+    pub(super) fn known(&self, service: &str) -> Option<&'static str> {
+        self.sender.borrow().services.keys().find(|name| **name == service).copied()
     }
 
     pub(super) fn checkpoint(&self, name: &'static str, checkpoint: &DerivedCheckpoint) {

@@ -28,7 +28,7 @@ use super::read::not_yet;
 use super::status::Halt;
 use super::steps::{self, Steps};
 use super::wake::Listener;
-use super::{enrich, fold, map, report};
+use super::{enrich, fold, map, report, standing};
 use crate::backoff::Backoff;
 
 /// How often one chunk is tried again over transient errors before its lease is given back.
@@ -406,6 +406,9 @@ impl Worker {
                         Ok(_) => return Ok(Left::Lost),
                         Err(error) => return Err(error.into()),
                     }
+                    if matches!(error, DeriveError::Store(StoreError::LeaseMoved { .. })) {
+                        self.demand_standing().await?;
+                    }
                 }
                 ErrorKind::Retry => {
                     next.heights = (next.heights / 2).max(1);
@@ -481,6 +484,19 @@ impl Worker {
                 tracing::debug!(service = self.service().name, %error, "can't look at the lease now");
                 Ok(false)
             }
+        }
+    }
+
+    /// A chunk doesn't join what its own lease, or the checkpoint, stands on: the raw store may have lost that, and then no try brings it on.
+    async fn demand_standing(&self) -> Result<(), DeriveError> {
+        let name = self.service().name;
+        match standing::demand(&self.context, Some(name)).await {
+            Err(error) if !ends_all(&error) => {
+                // The next refusal looks again.
+                tracing::debug!(service = name, %error, "can't tell now whether it stands on what is stored");
+                Ok(())
+            }
+            demanded => demanded,
         }
     }
 

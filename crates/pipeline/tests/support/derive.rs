@@ -393,7 +393,12 @@ impl Derived {
 
     /// Goes back to `common` of the main chain, and up to `last` of `fork`.
     pub async fn reorg(&self, common: u64, fork: ForkId, last: u64) {
-        let common = self.chain.block_ref(MAIN, Height(common));
+        self.reorg_of(MAIN, common, fork, last).await;
+    }
+
+    /// Goes back to `common` of the fork that is stored, and up to `last` of `fork`.
+    pub async fn reorg_of(&self, stored: ForkId, common: u64, fork: ForkId, last: u64) {
+        let common = self.chain.block_ref(stored, Height(common));
         let rollback = Rollback { common, max_depth: 1_000, decided_at_ms: 1 };
         self.raw.rollback(self.fence().await, rollback).await.unwrap();
         while self.raw.purge_step(self.fence().await, 100).await.unwrap() != PurgeProgress::Done {}

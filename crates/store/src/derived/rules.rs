@@ -214,6 +214,16 @@ pub fn other_fields(table: &Table, key: &Key) -> StoreError {
     }
 }
 
+/// State of which some rows are newer than a commit's, by its chunk: a folder goes forward only, so something is damaged.
+pub fn newer_state(table: &Table, rows: usize, chunk: HeightRange) -> StoreError {
+    StoreError::Corrupt {
+        place: format!("table {}", table.name()),
+        what: format!(
+            "{rows} rows are newer than what chunk {chunk} makes of them: the height guard refused it"
+        ),
+    }
+}
+
 /// Demands that a lease is ACTIVE under this fence. `current` is `None` where it is gone, since a reorg took its heights.
 pub fn demand_holder<'a>(
     current: Option<&'a WorkerLease>,

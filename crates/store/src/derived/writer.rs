@@ -99,7 +99,7 @@ pub trait DerivedWriter: Send + Sync {
     ///    also `folded_at`) and up to `max(R, begun)` has its first orphan below the chunk's end, or at or below a height at which an answer in
     ///    it was asked. Entries up to `begun` are taken from this store, newer
     ///    ones from the [`ReadMark`];
-    /// 4. write the rows in key order, and for answers at or above `finalized` what they replace in the undo table; forget quarantined heights of the chunk and remember those of the commit; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
+    /// 4. write the rows in key order (state that is newer than what comes, by its `last_height`, is damage: [`crate::StoreError::Corrupt`]), and for answers at or above `finalized` what they replace in the undo table; forget quarantined heights of the chunk and remember those of the commit; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
     ///    `parent_id` as its id (or has no id yet).
     ///
     /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.

@@ -267,17 +267,9 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
     }
     for part in &prepared.states {
         let written = write_arrays(tx, &part.table.upsert, &part.rows, |state| &state.row).await?;
-        if written != part.rows.len() as u64 {
-            return Err(corrupt(
-                format!("table {}", part.table.table.name()),
-                format!(
-                    "{} of {} rows of chunk {} are older than what is there: the height guard refused them",
-                    part.rows.len() as u64 - written,
-                    part.rows.len(),
-                    prepared.commit.chunk
-                ),
-            )
-            .into());
+        let newer = part.rows.len().saturating_sub(written as usize);
+        if newer > 0 {
+            return Err(rules::newer_state(&part.table.table, newer, prepared.commit.chunk).into());
         }
     }
     quarantined::write(tx, prepared.lease, prepared.commit).await?;

@@ -138,7 +138,10 @@ impl Write<'_> {
         if floor > Height::ZERO {
             forks::raise_undo_floor(self.tx, part.table.name(), floor)?;
         }
-        rows::write(self.tx, table, part.rows.values().map(|state| &state.row))?;
-        Ok(undone)
+        let written = rows::write(self.tx, table, part.rows.values().map(|state| &state.row))?;
+        match part.rows.len().saturating_sub(written) {
+            0 => Ok(undone),
+            newer => Err(rules::newer_state(&part.table, newer, chunk)),
+        }
     }
 }

@@ -34,12 +34,12 @@ fn execute<'a>(
 }
 
 /// Writes rows, each key once, by the rule of the table's class: events and content stay where they are there already (events have
-/// to be the same), answers replace, state replaces what is not newer.
+/// to be the same), answers replace, state replaces what is not newer. How many were written: the others were left out.
 pub(super) fn write<'a>(
     conn: &Connection,
     table: &TableSql,
     rows: impl IntoIterator<Item = &'a Row>,
-) -> Result<()> {
+) -> Result<usize> {
     let [one, many] = &table.insert;
     let rows: Vec<&Row> = rows.into_iter().collect();
     let mut written = 0;
@@ -55,7 +55,8 @@ pub(super) fn write<'a>(
         }
         written += new;
     }
-    count(conn, table, written as i64)
+    count(conn, table, written as i64)?;
+    Ok(written)
 }
 
 fn demand_same(conn: &Connection, table: &TableSql, row: &Row) -> Result<()> {

@@ -15,11 +15,13 @@ mod write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use cairn_core::Clock;
+use cairn_core::{Clock, Height};
 
 use super::dump::DerivedDumpBuilder;
 use super::reader::{DerivedDump, DerivedReader, DerivedSnapshot};
+use super::row::Row;
 use super::table::Catalog;
+use super::value::Value;
 use crate::memory::CommitHook;
 use crate::{Dump, Result, StoreError};
 
@@ -60,6 +62,24 @@ impl MemoryDerived {
     /// Deletes a lease without any rule, as damage does to a database: for tests of what notices it.
     pub fn lose_lease(&self, id: u64) -> Result<()> {
         Arc::make_mut(&mut *self.state()?).take_lease(id);
+        Ok(())
+    }
+
+    /// Sets the `last_height` of every row of a table of state without any rule, as damage does to a database: for tests of what notices it.
+    pub fn set_last_height(&self, table: &str, height: Height) -> Result<()> {
+        let mut guard = self.state()?;
+        let state = Arc::make_mut(&mut *guard);
+        let place = state.place(table)?;
+        let table = state.catalog.tables()[place].clone();
+        let Some(at) = table.height_column() else {
+            return Err(StoreError::Invalid(format!("table {} has no heights", table.name())));
+        };
+        let data = state.table_mut(place);
+        let rows: Vec<_> = data.rows.iter().map(|(key, row)| (key.clone(), Row::clone(row))).collect();
+        for (key, mut row) in rows {
+            row.0[at] = Value::height(height);
+            data.put(&table, key, Arc::new(row));
+        }
         Ok(())
     }
 

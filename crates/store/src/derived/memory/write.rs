@@ -12,10 +12,10 @@ use crate::derived::answers::Answers;
 use crate::derived::lease::WorkerLease;
 use crate::derived::reader::QuarantinedBlock;
 use crate::derived::row::{Key, Row};
-use crate::derived::rules::{self, CheckedChunk, CheckedRows};
+use crate::derived::rules::{self, CheckedChunk, CheckedRows, CheckedStates};
 use crate::derived::table::{Table, TableClass};
 use crate::derived::value::Value;
-use crate::derived::writer::{ChunkCommit, Committed, DerivedWriter};
+use crate::derived::writer::{ChunkCommit, Committed, DerivedWriter, StateRow};
 use crate::{Result, StoreError};
 
 #[async_trait]
@@ -48,6 +48,9 @@ fn commit_chunk(
         if !is_replaced {
             demand_same(state, part)?;
         }
+    }
+    for part in &checked.states {
+        demand_not_newer(state, part, &commit)?;
     }
     let mut answers = Vec::new();
     for part in checked.answers {
@@ -117,6 +120,19 @@ fn answer(table: &Table, data: &TableData, key: &Key, laid: BTreeMap<Height, Row
     let mut answers = Answers::new(table, row, undo)?;
     laid.into_iter().for_each(|(height, row)| answers.lay(height, row));
     Ok(answers)
+}
+
+/// The height guard: nothing older ever overwrites something newer.
+fn demand_not_newer(state: &State, part: &CheckedStates, commit: &ChunkCommit) -> Result<()> {
+    let data = &state.tables[state.place(part.table.name())?];
+    let height = |row: &Row| part.table.height_column().and_then(|at| row.0[at].as_height());
+    let is_newer = |(key, change): &(&Key, &StateRow)| {
+        data.rows.get(*key).is_some_and(|stored| height(stored) > height(&change.row))
+    };
+    match part.rows.iter().filter(is_newer).count() {
+        0 => Ok(()),
+        newer => Err(rules::newer_state(&part.table, newer, commit.chunk)),
+    }
 }
 
 /// Whether every event row that is there already is the same, field for field.

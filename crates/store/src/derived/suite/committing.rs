@@ -35,6 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
         p01_the_same_key_twice_in_one_batch_is_one_row,
         an_event_row_that_differs_is_damage,
         newer_answers_replace_and_content_stays,
+        state_that_is_newer_than_a_chunk_is_damage,
         a_refused_commit_writes_nothing,
         every_type_of_value_comes_back,
         many_rows_in_one_commit,
@@ -364,6 +365,24 @@ async fn newer_answers_replace_and_content_stays(factory: Arc<dyn DerivedFactory
     }
     let found = subject.snapshot().await?.rows(CODES.name, &[Key(vec![Value::bytes(b"h")])]).await?;
     same("by key", found, vec![Some(code(2))])
+}
+
+async fn state_that_is_newer_than_a_chunk_is_damage(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let mut subject = Subject::new(&factory, Raw::with(30, 1)).await?;
+    subject.index(MAPPER, 10, 10).await?;
+    let lease = subject.commit(&subject.claim(FOLDER).await?, 5).await?.lease;
+    let good = subject.chunk(&lease, 8).await?;
+    subject.place.set_last_height(HOLDINGS.name, Height(5)).await?;
+    let before = subject.freeze().await?;
+    subject.place.set_last_height(HOLDINGS.name, Height(20)).await?;
+    refused("older state", subject.store.commit_chunk(&lease, good.clone()).await, is_corrupt)?;
+    subject.place.set_last_height(HOLDINGS.name, Height(5)).await?;
+    subject.is_still(&before).await?;
+    subject.reopen().await?;
+    subject.is_still(&before).await?;
+    // As new as the chunk is not newer.
+    subject.store.commit_chunk(&lease, good).await?;
+    Ok(())
 }
 
 async fn a_refused_commit_writes_nothing(factory: Arc<dyn DerivedFactory>) -> CaseResult {

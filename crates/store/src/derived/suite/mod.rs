@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use cairn_core::Clock;
+use cairn_core::{Clock, Height};
 use futures::{StreamExt, stream};
 
 use super::errors::ErrorLog;
@@ -112,6 +112,9 @@ pub trait DerivedPlace: Send + Sync {
 
     /// Deletes a lease behind the store's back, as damage or somebody's SQL does: no verb can.
     async fn lose_lease(&self, id: u64) -> Result<()>;
+
+    /// Sets the `last_height` of every row of a table of state behind the store's back, as damage or somebody's SQL does: no folder can.
+    async fn set_last_height(&self, table: &'static str, height: Height) -> Result<()>;
 
     /// Opens both, as a case opens them again, so that their transactions can be broken off.
     async fn open_breaking(&self) -> Result<Breaking>;
@@ -233,6 +236,10 @@ impl DerivedPlace for MemoryPlace {
 
     async fn lose_lease(&self, id: u64) -> Result<()> {
         self.store.lose_lease(id)
+    }
+
+    async fn set_last_height(&self, table: &'static str, height: Height) -> Result<()> {
+        self.store.set_last_height(table, height)
     }
 
     async fn open_breaking(&self) -> Result<Breaking> {
