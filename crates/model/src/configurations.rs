@@ -1,6 +1,6 @@
 //! The configurations that the tests explore whole.
 //!
-//! [`WHOLE`] has everybody in it. The others have fewer actors and, in exchange, what would be too much for all at once:
+//! [`WHOLE`] and [`WHOLE_TWICE`] have everybody in them. The others have fewer actors and, in exchange, what would be too much for all at once:
 //! zombies followed to their end, rows moved away step by step, commits that arrive late, skipped heights, a raw store
 //! that was exchanged.
 
@@ -37,6 +37,10 @@ pub const WHOLE: Protocol = Protocol {
     zombies_are_idle: true,
     off: Off::NOTHING,
 };
+
+/// The same three heights high, over two forks, the second one deeper, and the way back.
+pub const WHOLE_TWICE: Protocol =
+    Protocol { name: "whole, two forks and back", script: TWICE_AND_BACK, top: 3, ..WHOLE };
 
 /// Two mappers and an applier, zombies followed to their end, ranges claimed before there is anything in them.
 pub const MAPPERS: Protocol = Protocol {
@@ -95,25 +99,10 @@ pub const FOLDER_SKIPPED: Protocol = Protocol {
     ..FOLDER
 };
 
-/// Two mappers and two appliers over three forks and the way back.
-pub const MAPPERS_TWICE: Protocol = Protocol {
-    name: "two forks and back",
-    script: TWICE_AND_BACK,
-    appliers: 2,
-    claims_ahead: false,
-    zombies_are_idle: true,
-    ..MAPPERS
-};
-
-/// A mapper and a folder over the same.
-pub const FOLDER_TWICE: Protocol =
-    Protocol { name: "folder, two forks and back", script: TWICE_AND_BACK, zombies_are_idle: true, ..FOLDER };
-
 /// All of them.
-pub const ALL: [Protocol; 14] = [
+pub const ALL: [Protocol; 13] = [
     WHOLE,
-    MAPPERS_TWICE,
-    FOLDER_TWICE,
+    WHOLE_TWICE,
     MAPPERS,
     MAPPERS_DEEPER,
     APPLIERS,
