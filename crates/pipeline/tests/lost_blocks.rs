@@ -12,7 +12,7 @@ use cairn_core::Height;
 use cairn_pipeline::derive::processor::Processor;
 use cairn_pipeline::derive::{DeriveError, DeriveOptions};
 use cairn_source::evm::synthetic::ForkOptions;
-use cairn_store::derived::{Coordinator, DerivedDump};
+use cairn_store::derived::{Coordinator, DerivedDump, ReorgApplier};
 use cairn_store::memory::MemoryStore;
 use cairn_store::{RawReader, RawSnapshot, Result, StoreError};
 use tokio::time::Instant;
@@ -155,6 +155,48 @@ async fn a_reorg_over_lost_blocks_is_not_applied() {
     let told = halts_within(&world, working, 5_000).await;
     assert!(told.contains("reorg 1"), "{told}");
     assert_eq!(world.app.dump().await.unwrap(), before, "nothing was changed");
+}
+
+/// It halts over the lost reorg within so many milliseconds.
+async fn halts_over_a_reorg_within(world: &Derived, working: Working, limit_ms: u64) {
+    let began = Instant::now();
+    world.until("derived work ends", async || !working.is_running()).await;
+    assert!(began.elapsed().as_millis() <= u128::from(limit_ms), "{:?}", began.elapsed());
+    let error = working.stop().await.unwrap_err();
+    assert!(matches!(&error, DeriveError::Store(StoreError::OtherRaw { .. })), "{error}");
+    for words in ["reorg 1", "an empty app store"] {
+        assert!(error.to_string().contains(words), "{words}: {error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_raw_store_that_lost_a_reorg_with_its_blocks_halts_too() {
+    let world = derived().await;
+    let other = fork(&world.chain, 38, 7);
+    world.reorg_of(MAIN, 38, other, 41).await;
+    let place = Place::of(&world.raw);
+    let working = world.start_over(Arc::new(place.clone()), processors(), options(&world));
+    all_at(&world, 42).await;
+    // An older copy, which gets the other fork's blocks without a reorg, and has all that was derived in the end.
+    let raw = copy(&world, 38).await;
+    raw.append(other, 39, 45).await;
+    place.put(&raw.raw);
+    halts_over_a_reorg_within(&world, working, 125_000).await;
+    // And so it does at each start.
+    let working = world.start_over(Arc::new(place.clone()), processors(), options(&world));
+    halts_over_a_reorg_within(&world, working, 5_000).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reorg_that_was_begun_and_is_lost_halts_too() {
+    let world = derived().await;
+    let other = fork(&world.chain, 38, 7);
+    let raw = copy(&world, 40).await;
+    world.reorg_of(MAIN, 38, other, 41).await;
+    let entry = world.raw.snapshot().await.unwrap().reorgs(0, 1).await.unwrap().remove(0);
+    world.app.begin_apply(&entry).await.unwrap();
+    let working = world.start_over(Arc::new(raw.raw.clone()), processors(), options(&world));
+    halts_over_a_reorg_within(&world, working, 5_000).await;
 }
 
 #[tokio::test(start_paused = true)]

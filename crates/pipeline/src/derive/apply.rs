@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cairn_store::derived::rules::demand_raw;
 use cairn_store::derived::{ApplyProgress, ForkState};
 use cairn_store::{ReorgEntry, StoreError};
 
@@ -52,16 +53,8 @@ async fn try_adopt(context: &Context) -> Result<ForkState, DeriveError> {
     };
     let snapshot = context.raw.snapshot().await?;
     let head = snapshot.head();
-    if head.info.uuid != state.raw_uuid {
-        return Err(other("its uuid is another".into()));
-    }
+    demand_raw(&state, head.info.uuid, head.newest_reorg)?;
     let applied = state.applied;
-    if applied.id > head.newest_reorg.id {
-        return Err(other(format!(
-            "it has applied reorg {}, the raw store's newest is {}",
-            applied.id, head.newest_reorg.id
-        )));
-    }
     if applied.id > 0 {
         let entry = snapshot.reorgs(applied.id - 1, 1).await?.into_iter().next();
         if entry.is_none_or(|entry| entry.id != applied.id || entry.digest != applied.digest) {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::context::Context;
 use super::error::DeriveError;
-use super::{orphans, report, standing};
+use super::{orphans, report, standing, worker};
 
 /// At most so many gaps and dead leases are named.
 const NAMED: usize = 100;
@@ -26,6 +26,7 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
         [options.repair_ms, options.reap_ms, options.detect_ms].map(|ms| Duration::from_millis(ms.max(1)));
     let now = Instant::now();
     let (mut next_repair, mut next_reap, mut next_detect) = (now + repair, now + reap, now + detect);
+    let mut lacked = false;
     loop {
         tokio::select! {
             biased;
@@ -41,17 +42,38 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
             () = sleep_until(next_detect) => {
                 settled("detect", look(&context).await)?;
                 settled("forget", orphans::forget_errors(&context).await.map(drop))?;
-                settled("standing", standing::demand(&context, None).await)?;
+                stand(&context, &mut lacked).await?;
                 next_detect = Instant::now() + detect;
             }
         }
     }
 }
 
+/// Ends where the raw store isn't any more what was derived from. `lacked` is whether it lacked reorgs at the last look: a server that no longer takes writes may answer once while
+/// another takes its place.
+async fn stand(context: &Context, lacked: &mut bool) -> Result<(), DeriveError> {
+    let looked = match standing::lost_reorg(context).await {
+        Ok(Some(error)) if *lacked => Err(error),
+        Ok(lost) => {
+            *lacked = lost.is_some();
+            standing::demand(context, None).await
+        }
+        Err(error) => Err(error),
+    };
+    match looked {
+        // A raw row that can't be read stops the ranges that need it, and not all work.
+        Err(error) if !worker::ends_all(&error) => {
+            tracing::warn!(%error, "can't tell now whether what was derived stands on what is stored; it is looked at again");
+            Ok(())
+        }
+        looked => looked,
+    }
+}
+
 /// A job that failed is done again at its next time; only what no retry mends ends the committer.
-fn settled(job: &'static str, done: Result<(), impl Into<DeriveError>>) -> Result<(), DeriveError> {
-    match done.map_err(Into::into) {
-        Err(error) if error.kind() == ErrorKind::Halt => Err(error),
+fn settled(job: &'static str, done: Result<(), StoreError>) -> Result<(), DeriveError> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
         Err(error) => {
             tracing::warn!(job, %error, "a job of the committer failed; it is done again");
             Ok(())

@@ -263,8 +263,8 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
         }
     }
     match standing::demand(context, None).await {
-        // The committer looks again.
-        Err(error) if error.kind() != ErrorKind::Halt => {
+        // The committer looks again. A raw row that can't be read stops the ranges that need it, and not all work.
+        Err(error) if !worker::ends_all(&error) => {
             tracing::debug!(%error, "can't tell yet whether what was derived stands on what is stored");
         }
         demanded => demanded?,

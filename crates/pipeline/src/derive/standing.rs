@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use cairn_core::{BlockId, Height};
+use cairn_store::derived::rules::demand_raw;
 use cairn_store::derived::{DerivedSnapshot, LeaseFilter, LeaseStatus};
 use cairn_store::{RawSnapshot, ReorgEntry, StoreError};
 
@@ -18,7 +19,7 @@ use super::error::DeriveError;
 use super::status::Halt;
 
 /// At most so many leases of each status are looked at.
-const MAX_LEASES: usize = 1_000;
+const MAX_LEASES: usize = 256;
 /// At most so many heights without a block are passed over for one answer: what lies below a longer run of them is not judged.
 const MAX_SKIPPED_HEIGHTS: u64 = 1_000;
 
@@ -64,6 +65,17 @@ pub(super) async fn demand(context: &Context, service: Option<&str>) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Says so where the raw store's reorg log is shorter than what was taken from it: it lost entries, and makes none for what it gets in their place. A server that follows another one may be late.
+pub(super) async fn lost_reorg(context: &Context) -> Result<Option<DeriveError>, DeriveError> {
+    let Some(forks) = context.app.forks().await? else { return Ok(None) };
+    let raw = context.raw.snapshot().await?;
+    let head = raw.head();
+    match demand_raw(&forks, head.info.uuid, head.newest_reorg) {
+        Err(error @ StoreError::OtherRaw { .. }) => Ok(Some(error.into())),
+        demanded => Ok(demanded.map(|()| None)?),
+    }
 }
 
 /// Demands of the entry that is to be applied next that it takes away what was derived above its common block: else something was lost before it, of which no entry says anything.

@@ -671,7 +671,7 @@ impl Worker {
 }
 
 /// Whether nothing that this process derives can be right any more.
-fn ends_all(error: &DeriveError) -> bool {
+pub(super) fn ends_all(error: &DeriveError) -> bool {
     error.kind() == ErrorKind::Halt && !error.is_of_one_range()
 }
 

@@ -5,7 +5,7 @@
 //! archive however the ranges finish. A range given up anywhere is reclaimed from where it stopped.
 //!
 //! A lease is renewed for as long as its blocks are on their way, so that a slow node makes no range look abandoned. Who can't renew it drops
-//! its work before the lease expires, and writes nothing under it from then on (law 5, [`crate::term`]). One that a dead
+//! its work before the lease expires, and begins no write under it from then on (law 5, [`crate::term`]). One that a dead
 //! process left is a bad end where nothing of it was done: a range that ends every process that fills it has to be dead at some time,
 //! however fast the next one is there.
 
