@@ -41,6 +41,7 @@ const FOREIGN_ENV: &[&str] = &[
     "kill_seed",
     "kills",
     "outage_s",
+    "postgres_bin",
     "postgres_port",
     "rest_examples",
     "rest_seed",
@@ -518,6 +519,8 @@ impl Config {
 /// A URL as far as it may be shown: scheme, host and port. Keys hide in user names, paths and queries.
 pub fn hide_url(url: &str) -> String {
     match Url::parse(url) {
+        // A password that isn't written as one in a URL: what was read as host and port may be its beginning.
+        Ok(parsed) if parsed.username().is_empty() && url.contains('@') => format!("{}://…", parsed.scheme()),
         Ok(parsed) => {
             let host = parsed.host_str().unwrap_or("?");
             let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
@@ -543,6 +546,7 @@ mod tests {
     #[test]
     fn urls_are_shown_without_their_secrets() {
         assert_eq!(hide_url("https://user:pw@node.example:8545/v2/KEY?x=1"), "https://node.example:8545/…");
+        assert_eq!(hide_url("postgres://user:123?pw@db.example/d"), "postgres://…");
         assert_eq!(hide_url("http://127.0.0.1:8545"), "http://127.0.0.1:8545");
         assert_eq!(hide_url("KEY"), "(not a URL)");
     }

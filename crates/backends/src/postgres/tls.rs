@@ -26,13 +26,20 @@ pub(super) fn parse_url(text: &str) -> Result<Config> {
     if !is_url {
         return Config::from_str(text).map_err(|_| invalid());
     }
+    // The client takes all up to the first @ for user and password: what others take for a path or a query there would be read in two ways, `sslmode` among it.
+    let behind_scheme = text.split_once("://").map_or(text, |(_, rest)| rest);
+    if behind_scheme.split_once('@').is_some_and(|(credentials, _)| credentials.contains(['?', '/', '#'])) {
+        return Err(StoreError::Invalid(
+            "the database URL has a ?, / or # before its first @; write them as %3F, %2F and %23 in a user name or password, and @ as %40 everywhere but before the host"
+                .into(),
+        ));
+    }
     let (place, query) = text.split_once('?').unwrap_or((text, ""));
-    let mut has_mode = false;
-    let mut pairs = Vec::new();
+    // The last one of a name counts.
+    let mut pairs = vec!["sslmode=disable"];
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=').unwrap_or((pair, "")) {
             ("sslmode", mode) => {
-                has_mode = true;
                 pairs.push(match mode {
                     "disable" | "prefer" | "require" => pair,
                     "verify-ca" | "verify-full" => "sslmode=require",
@@ -52,9 +59,6 @@ pub(super) fn parse_url(text: &str) -> Result<Config> {
             }
             _ => pairs.push(pair),
         }
-    }
-    if !has_mode {
-        pairs.push("sslmode=disable");
     }
     Config::from_str(&format!("{place}?{}", pairs.join("&"))).map_err(|_| invalid())
 }
@@ -160,6 +164,18 @@ mod tests {
         assert!(mode.contains("verify-full") && !mode.contains("secret"), "{mode}");
         let file = error("postgres://u:secret@h/d?sslmode=require&sslrootcert=/ca.crt");
         assert!(file.contains("SSL_CERT_FILE") && !file.contains("secret"), "{file}");
+    }
+
+    #[test]
+    fn what_is_read_in_two_ways_is_refused_and_never_goes_without_the_tls_that_was_asked_for() {
+        for text in
+            ["postgres://u:p?secret@h/d?sslmode=require", "postgres://h/d?sslmode=require&options=secret@b"]
+        {
+            let error = parse_url(text).unwrap_err().to_string();
+            assert!(error.contains("%3F") && !error.contains("secret"), "{error}");
+        }
+        let config = parse_url("postgres://u:p%3Fx%40@h/d?sslmode=require").unwrap();
+        assert_eq!((config.get_password(), config.get_ssl_mode()), (Some(&b"p?x@"[..]), SslMode::Require));
     }
 
     #[test]
