@@ -292,6 +292,7 @@ def walk(pair):
     for contract in pair.ask("/v1/contracts?limit=20")[:SAMPLES]:
         for suffix in ("", "/code", "/versions"):
             pair.ask(f"/v1/contracts/{contract['address']}{suffix}")
+        in_both_orders(pair, f"/v1/contracts/{contract['address']}/transactions")
         addresses.add(contract["address"])
     for address in sorted(addresses)[: 3 * SAMPLES]:
         for list_name in ("", "/transactions", "/transfers", "/nft-transfers", "/holdings", "/nfts", "/contracts", "/keys"):

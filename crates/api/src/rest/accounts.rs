@@ -1,16 +1,13 @@
 //! Accounts: what is counted of an address, and the lists of what concerns it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use cairn_core::Height;
-use cairn_store::derived::{Key, Row, Value};
+use cairn_store::derived::{Key, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
 use super::answer::{Answer, Page};
 use super::chain::{ContractName, RestChain};
 use super::contracts::Contract;
@@ -26,6 +23,7 @@ use super::transactions::TransactionRow;
 use super::transfers::Transfer;
 use super::view::View;
 use super::words::{Address, Hash, Num, SumOf, rfc3339};
+use super::{Api, shown};
 
 /// An account.
 #[derive(Debug, Serialize, ToSchema)]
@@ -171,35 +169,15 @@ pub(crate) async fn list_account_transactions(
 ) -> Result<Json<Page<AccountTransaction>>, Problem> {
     let paging = query.paging(api.limits(), Order::Desc)?;
     let address = api.chain().address("address", &text)?;
-    // On Flow that table has the transactions of the EVM side: its own are in the raw store.
-    let welcome: &[&str] = if api.chain() == RestChain::Evm { &["evm_transactions"] } else { &[] };
-    let view = View::open(&api, &["address_transactions"], welcome).await?;
+    let view = View::open(&api, &["address_transactions"], api.chain().transaction_tables()).await?;
     let binding = Binding::new("account transactions", &[&hex::encode(&address), paging.order_word()]);
     let walk = Walk::new("address_transactions", Some("by_address"), vec![Value::Bytes(address)]);
     let found = List { binding, by_height: true, paging: &paging }.read(&api, &view, &[walk]).await?;
-    let mut transactions: Vec<Option<Row>> = Vec::new();
-    if !welcome.is_empty() && view.has("evm_transactions")? {
-        let keys = found
-            .rows
-            .iter()
-            .map(|(_, row)| {
-                let fields = Fields::new(view.table("address_transactions")?, row);
-                let id = Value::Bytes(fields.bytes("transaction_id")?);
-                Ok(Key(vec![Value::height(fields.height("block_height")?), id]))
-            })
-            .collect::<Result<Vec<_>, Problem>>()?;
-        transactions = view.tables()?.rows("evm_transactions", &keys).await?;
-    }
-    let mut of_flow = match view.kind() {
-        RestChain::Flow(_) => flow::list::at_places(&view, &places(&view, &found.rows)?).await?,
-        RestChain::Evm => HashMap::new(),
-    };
+    let transactions = shown::transactions(&view, "address_transactions", &found.rows).await?;
     let mut data = Vec::with_capacity(found.rows.len());
-    for (n, (_, row)) in found.rows.iter().enumerate() {
+    for ((_, row), transaction) in found.rows.iter().zip(transactions) {
         let fields = Fields::new(view.table("address_transactions")?, row);
-        let place = (fields.height("block_height")?, fields.index("transaction_index")?);
         let timestamp_ms = fields.uint("block_timestamp_ms")?;
-        let transaction = transactions.get(n).and_then(Option::as_ref);
         data.push(AccountTransaction {
             block_height: fields.num("block_height")?,
             transaction_id: fields.hash("transaction_id")?,
@@ -211,24 +189,10 @@ pub(crate) async fn list_account_transactions(
             is_recipient: fields.boolean("is_recipient")?,
             is_created: fields.boolean("is_created")?,
             is_transfer_party: fields.boolean("is_transfer_party")?,
-            transaction: match of_flow.remove(&place) {
-                Some(row) => Some(row),
-                None => transaction.map(|row| TransactionRow::of(&view, row)).transpose()?,
-            },
+            transaction,
         });
     }
     Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
-}
-
-/// The places of rows of `address_transactions`.
-fn places(view: &View, rows: &[(usize, Row)]) -> Result<Vec<(Height, u32)>, Problem> {
-    let table = view.table("address_transactions")?;
-    rows.iter()
-        .map(|(_, row)| {
-            let fields = Fields::new(table, row);
-            Ok((fields.height("block_height")?, fields.index("transaction_index")?))
-        })
-        .collect()
 }
 
 /// Of an address's transfers.

@@ -14,6 +14,7 @@ mod answer;
 mod beside;
 mod blocks;
 mod chain;
+mod contract_transactions;
 mod contracts;
 mod cursor;
 mod docs;
@@ -27,6 +28,7 @@ mod nfts;
 mod params;
 mod problem;
 mod search;
+mod shown;
 mod stats;
 mod status;
 mod stream;
@@ -255,6 +257,7 @@ pub fn router(state: RestState) -> Result<Router, serde_json::Error> {
         .routes(routes!(contracts::list_contracts))
         .routes(routes!(contracts::get_contract))
         .routes(routes!(contracts::get_contract_code))
+        .routes(routes!(contract_transactions::list_contract_transactions))
         .routes(routes!(flow::history::list_account_keys))
         .routes(routes!(flow::history::list_contract_versions))
         .routes(routes!(flow::history::list_evm_blocks))

@@ -126,6 +126,7 @@ async fn paths(world: &World) -> Vec<String> {
         "/v1/contracts".into(),
         format!("/v1/contracts/{contract}"),
         format!("/v1/contracts/{contract}/code"),
+        format!("/v1/contracts/{token}/transactions?limit=3"),
         format!("/v1/logs?address={token}&topic0={topic}&from=1&to=30"),
         format!("/v1/logs?topic0={topic}&order=asc"),
         "/v1/stats/daily".into(),

@@ -168,6 +168,7 @@ async fn every_path_answers_on_flow_as_its_document_says() {
         format!("/v1/contracts/{contract}"),
         format!("/v1/accounts/{keyed}/keys?order=asc"),
         format!("/v1/contracts/{contract}/versions"),
+        format!("/v1/contracts/{contract}/transactions?limit=3"),
         "/v1/flow/evm/blocks?limit=3".into(),
         "/v1/flow/evm/absences?limit=3".into(),
         "/v1/flow/evm/splits?limit=3".into(),

@@ -8,13 +8,14 @@ use proptest::prelude::*;
 use crate::support::made;
 use crate::world::{World, moved};
 
-const LISTS: [&str; 14] = [
+const LISTS: [&str; 15] = [
     "/v1/blocks",
     "/v1/transactions",
     "/v1/blocks/1/transactions",
     "/v1/tokens",
     "/v1/nft-collections",
     "/v1/contracts",
+    "/v1/contracts/0x7070707070707070707070707070707070707070/transactions",
     "/v1/stats/daily",
     "/v1/accounts/0x0101010101010101010101010101010101010101/transfers",
     "/v1/accounts/0x0101010101010101010101010101010101010101/transactions",

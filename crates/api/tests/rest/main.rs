@@ -6,6 +6,7 @@ mod world;
 
 mod away;
 mod cases;
+mod contract_transactions;
 mod disabled;
 mod endpoints;
 mod flow;

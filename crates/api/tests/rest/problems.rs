@@ -110,6 +110,7 @@ async fn a_worker_that_is_not_enabled_is_never_an_empty_list() {
         ("/v1/nft-collections".to_owned(), "nft_ownership_worker"),
         ("/v1/contracts".to_owned(), "meta_worker"),
         (format!("/v1/contracts/{TOKEN}/code"), "contract_code_worker"),
+        (format!("/v1/contracts/{TOKEN}/transactions"), "tx_contracts_worker"),
         ("/v1/stats/daily".to_owned(), "stats_worker"),
         ("/v1/search?q=coin".to_owned(), "token_metadata_worker"),
     ] {
