@@ -272,6 +272,7 @@ def walk(pair):
             pair.ask(f"/v1/tokens/{address}{suffix}")
         in_both_orders(pair, f"/v1/tokens/{address}/transfers")
         pair.ask(f"/v1/contracts/{address}/code")
+        in_both_orders(pair, f"/v1/contracts/{address}/transactions")
         for name in names_of(token):
             pair.ask(f"/v1/search?q={name}")
         for holder in pair.ask(f"/v1/tokens/{address}/holders?limit=7")[:SAMPLES]:
