@@ -18,6 +18,7 @@ use cairn_store::{RawReader, RawSnapshot, Result, StoreError};
 use tokio::time::Instant;
 
 use support::derive::{Derived, Working, counts, marks, names};
+use support::reading::Reading;
 use support::{MAIN, fork, pass_ms, tiny};
 
 /// The way to a raw store, in whose place another one can be put.
@@ -197,6 +198,25 @@ async fn a_reorg_that_was_begun_and_is_lost_halts_too() {
     world.app.begin_apply(&entry).await.unwrap();
     let working = world.start_over(Arc::new(raw.raw.clone()), processors(), options(&world));
     halts_over_a_reorg_within(&world, working, 5_000).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_cannot_be_read_where_a_worker_stands_ends_no_other_work() {
+    let world = derived().await;
+    world.app.set_paused("name_worker", true).await.unwrap();
+    world.append(MAIN, 41, 45).await;
+    let working =
+        world.start_over(Reading::damaged_at(&world.raw, Height(40)), processors(), options(&world));
+    for next in [46, 51] {
+        for service in ["mark_worker", "count_worker"] {
+            world.until_next(service, next).await;
+        }
+        // Two looks.
+        pass_ms(125_000).await;
+        assert!(working.is_running());
+        world.append(MAIN, next, next + 4).await;
+    }
+    working.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

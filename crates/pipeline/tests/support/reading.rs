@@ -17,6 +17,7 @@ type ReadFn = dyn Fn(HeightRange, Parts, BlocksRead) -> BlocksRead + Send + Sync
 pub struct Reading {
     raw: MemoryStore,
     read: Arc<ReadFn>,
+    damaged: Option<Height>,
 }
 
 impl Reading {
@@ -25,7 +26,12 @@ impl Reading {
         raw: &MemoryStore,
         read: impl Fn(HeightRange, Parts, BlocksRead) -> BlocksRead + Send + Sync + 'static,
     ) -> Arc<Reading> {
-        Arc::new(Reading { raw: raw.clone(), read: Arc::new(read) })
+        Arc::new(Reading { raw: raw.clone(), read: Arc::new(read), damaged: None })
+    }
+
+    /// Has no readable row of this height any more.
+    pub fn damaged_at(raw: &MemoryStore, height: Height) -> Arc<Reading> {
+        Arc::new(Reading { raw: raw.clone(), read: Arc::new(|_, _, read| read), damaged: Some(height) })
     }
 
     /// Ends each read after so many blocks, as a store does whose snapshot's time is over: it answers nothing more.
@@ -44,13 +50,15 @@ impl Reading {
 impl RawReader for Reading {
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
         let inner = self.raw.snapshot().await?;
-        Ok(Arc::new(Snapshot { inner, read: self.read.clone(), is_over: AtomicBool::new(false) }))
+        let (read, damaged) = (self.read.clone(), self.damaged);
+        Ok(Arc::new(Snapshot { inner, read, damaged, is_over: AtomicBool::new(false) }))
     }
 }
 
 struct Snapshot {
     inner: Arc<dyn RawSnapshot>,
     read: Arc<ReadFn>,
+    damaged: Option<Height>,
     is_over: AtomicBool,
 }
 
@@ -83,6 +91,12 @@ impl RawSnapshot for Snapshot {
         self.at()?.blocks_at(heights, parts, max_bytes).await
     }
     async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>> {
+        if self.damaged == Some(height) {
+            return Err(StoreError::Corrupt {
+                place: format!("block {height}"),
+                what: "its row is gone".into(),
+            });
+        }
         self.at()?.linked_ref(height).await
     }
     async fn find_block(&self, id: BlockId) -> Result<Option<Height>> {
