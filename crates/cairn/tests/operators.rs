@@ -944,7 +944,7 @@ fn a_halt_of_derived_work_is_told_and_blocks_go_on() {
     let told: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let halt = serde_json::json!({ "part": "derived", "worker": null, "height": null, "code": "other-raw" });
     assert_eq!((status, &told["data"]["halts"]), (200, &serde_json::json!([halt])), "{text}");
-    assert!(service.get("/metrics").1.contains("cairn_raw_gaps 0"));
+    service.until("gaps are looked for", |service| service.get("/metrics").1.contains("cairn_raw_gaps 0"));
     assert_eq!(service.height(), Some(20), "blocks are served");
     assert!(service.stop().0.success());
 }
