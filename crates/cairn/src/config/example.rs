@@ -9,7 +9,9 @@ use serde_json::Value;
 use super::*;
 
 fn text() -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../cairn.example.toml");
+    // Where it is now: what was compiled may be used in a clone at another place.
+    let folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let path = PathBuf::from(folder).join("../../cairn.example.toml");
     std::fs::read_to_string(path).expect("it is in the repository")
 }
 
