@@ -40,6 +40,22 @@ crate_graph() {
   return "$ok"
 }
 
+# What alloy can bring along and cairn doesn't call stays out of the binary: KZG proofs, and a second libsecp256k1.
+lean_binary() {
+  local tree ok=0
+  tree="$(locked_cargo tree -p cairn --edges normal,build --prefix none --format '{p}' | sort -u)"
+  [ -n "$tree" ] || return 1
+  if grep -E '^(c-kzg|blst|k256) ' <<< "$tree"; then
+    say "the binary holds libraries that it doesn't call"
+    ok=1
+  fi
+  if [ "$(grep -c '^secp256k1-sys ' <<< "$tree")" != 1 ]; then
+    say "the binary has to hold one secp256k1-sys"
+    ok=1
+  fi
+  return "$ok"
+}
+
 deny_tool() {
   local dir="$CACHE/cargo-deny-$DENY_VERSION"
   if [ ! -x "$dir/bin/cargo-deny" ]; then
@@ -60,10 +76,13 @@ run_lint() {
   need_component fmt rustfmt
   need_component clippy clippy
   check "cargo fmt" cargo fmt --all --check
+  need python3 "Python $PYTHON_MIN or newer, from https://python.org" python3
+  check "documents and commit subjects: sentences, cells, lengths, links" python3 dev.d/prose.py
   check "clippy, no warnings" locked_cargo clippy -q --workspace --all-targets -- -D warnings
   # All else is compiled with what tests need besides.
   check "cairn with its own features alone" locked_cargo check -q -p cairn
   check "crate graph: only cairn, cairn-dev and tests name a backend" crate_graph
+  check "binary: one libsecp256k1, no KZG proofs" lean_binary
   check "dependencies: licences, sources, bans" dependencies
   checks_end
 }

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The stages that need PostgreSQL servers beside the real binary. Sourced, not run.
 
-SERVER_STAGES+=(holdings postgres)
+SERVER_STAGES+=(holdings postgres dependencies)
 
 # What runs when the stage ends, the newest first.
 STAGE_END=()
@@ -76,8 +76,6 @@ postgres_answers() {
   dir="$(mktemp -d "$CACHE/answers.XXXXXX")"
   at_stage_end "rm -rf '$dir'"
   for backend in sqlite postgres; do
-    url="127.0.0.1:$(free_port)"
-    urls+=("http://$url")
     database=()
     if [ "$backend" = postgres ]; then
       for name in raw app; do
@@ -88,9 +86,12 @@ postgres_answers() {
       database=("${databases[@]}")
     fi
     env -u DB_RAW_URL -u DB_APP_URL "${database[@]}" "$BIN_CAIRN" demo --blocks "$blocks" --until "$tip" --block-time-ms 20 --seed 11 \
-      --data "$dir/$backend" --rpc-listen 127.0.0.1:0 --listen "$url" > "$dir/$backend.log" 2>&1 &
+      --data "$dir/$backend" --rpc-listen 127.0.0.1:0 --listen 127.0.0.1:0 > "$dir/$backend.log" 2>&1 &
     printf '%s\n' $! > "$dir/$backend.pid"
     at_stage_end "stop_pid '$dir/$backend.pid'"
+    wait_for 60 rest_url "$dir/$backend.log" || { tail -n 20 "$dir/$backend.log" >&2; die "cairn on $backend does not listen"; }
+    url="$(rest_url "$dir/$backend.log")"
+    urls+=("$url")
   done
   answers_wait "$tip" "$dir" "${urls[@]}"
   for worker in token_metadata_worker nft_metadata_worker contract_code_worker; do
@@ -123,13 +124,26 @@ app_server() {
 postgres_kills() {
   app_server kills || return 1
   "$BIN_DEV" kill-test --cairn "$BIN_CAIRN" --anvil "$(anvil_get)" --contracts "$(contracts)" --postgres "$PG_URL" "${APP_SERVER[@]}" \
-    --kills "${CAIRN_KILLS:-200}" --seed "${CAIRN_KILL_SEED:-1}"
+    --kills "${CAIRN_KILLS:-60}" --seed "${CAIRN_KILL_SEED:-1}"
 }
 
 # One process that takes a chain in as fast as it goes, with its app database and without.
 postgres_outage() {
   app_server outage || return 1
   "$BIN_DEV" outage-test --cairn "$BIN_CAIRN" --postgres "$PG_URL" "${APP_SERVER[@]}" ${KEEP:+--keep "$KEEP"}
+}
+
+# Each dependency away for a while, in two ways: both databases, the node, the object storage.
+stage_dependencies() {
+  local anvil artifacts
+  anvil="$(anvil_get)" && artifacts="$(contracts)" || return 1
+  stage_postgres_url dependencies || return 1
+  RUN="$CACHE/run/test-dependencies"
+  S3S_PORT="$(free_port)"
+  at_stage_end s3s_stop
+  s3s_start || return 1
+  "$BIN_DEV" dependency-test --cairn "$BIN_CAIRN" --anvil "$anvil" --contracts "$artifacts" --postgres "$PG_URL" --s3 "$(s3s_url)" \
+    --away-s "${CAIRN_OUTAGE_S:-30}" "$@"
 }
 
 # What PostgreSQL shows beside the suites. Each part ends with a line of its own, the stage with their sum.

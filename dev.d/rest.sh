@@ -3,6 +3,9 @@
 
 SERVER_STAGES+=(rest)
 
+# rest_url LOG: where the cairn of this log serves REST, as it says itself. It chooses a free port: one chosen before may be taken by then.
+rest_url() { sed -n 's|^REST *\(http://[^/]*\)/v1/status.*|\1|p' "$1" | tail -n 1 | grep .; }
+
 # rest_caught_up URL TIP: the newest block is TIP, every worker has done it, and none is being made anew.
 rest_caught_up() {
   curl -fsS --max-time 5 "$1/v1/status" | TIP="$2" python3 -c '
@@ -14,17 +17,16 @@ sys.exit(not workers or data["raw_tip_height"] != os.environ["TIP"] or any(worke
 
 # A synthetic chain that stands still, derived whole; then schemathesis against its own document.
 stage_rest() {
-  local python dir port url status=0
+  local python dir url status=0
   python="$(python_deps tests/rest/requirements.txt)" || return 1
   dir="$(mktemp -d "$CACHE/rest.XXXXXX")"
-  port="$(free_port)"
-  url="http://127.0.0.1:$port"
   "$BIN_CAIRN" demo --blocks 200 --block-time-ms 86400000 --data "$dir/data" \
-    --rpc-listen 127.0.0.1:0 --listen "127.0.0.1:$port" > "$dir/cairn.log" 2>&1 &
+    --rpc-listen 127.0.0.1:0 --listen 127.0.0.1:0 > "$dir/cairn.log" 2>&1 &
   echo $! > "$dir/pid"
   # shellcheck disable=SC2064
   trap "stop_pid '$dir/pid'; rm -rf '$dir'" EXIT
-  if ! wait_for 120 rest_caught_up "$url" 200; then
+  wait_for 60 rest_url "$dir/cairn.log" || true
+  if ! { url="$(rest_url "$dir/cairn.log")" && wait_for 120 rest_caught_up "$url" 200; }; then
     tail -n 40 "$dir/cairn.log" >&2
     die "the demo did not derive its chain within two minutes"
   fi

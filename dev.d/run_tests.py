@@ -42,10 +42,10 @@ def binaries(messages, only):
         message = json.loads(line) if line.startswith("{") else {}
         if message.get("reason") != "compiler-artifact" or not message["profile"]["test"] or not message["executable"]:
             continue
-        target, folder = message["target"], Path(message["manifest_path"]).parent
-        if only and target["name"] not in only:
+        folder = Path(message["manifest_path"]).parent
+        name = f"{folder.name} {Path(message['target']['src_path']).relative_to(folder)}"
+        if only and name not in only:
             continue
-        name = f"{folder.name} {Path(target['src_path']).relative_to(folder)}"
         found[name] = (name, message["executable"], folder)
     return list(found.values())
 

@@ -68,7 +68,7 @@ POSTGRES_SETTINGS=(-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c 
   -c fsync=off -c full_page_writes=off -c synchronous_commit=off -c max_wal_size=2GB -c autovacuum_naptime=10s
   -c max_locks_per_transaction=256)
 
-# Settings of the next server as docs/schema.md recommends them: a quarter of the machine's memory, and seldom a checkpoint.
+# Settings of the next server as docs/reference/schema.md recommends them: a quarter of the machine's memory, and seldom a checkpoint.
 postgres_for_benchmarks() {
   local memory_mib
   memory_mib="$({ awk '/^MemTotal:/ { print int($2 / 1024) }' /proc/meminfo || sysctl -n hw.memsize | awk '{ print int($1 / 1048576) }'; } 2> /dev/null)"

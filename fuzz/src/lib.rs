@@ -6,14 +6,14 @@ use alloy_primitives::{Address, B256};
 use bytes::{Buf, Bytes};
 use cairn_core::{BlockLayout, RawBlock, StoredBlock};
 use cairn_evm::{
-    Arguments, BlockSelector, BlockView, ChainProfile, Checks, ConsensusBlock, DecodedLog, FilterLimits,
-    ForkSchedule, LogFilter, SendersAre, TagHeights, chain_config_json, check_block, check_block_with,
+    Arguments, BlockSelector, BlockView, ChainProfile, Checks, ConsensusBlock, DecodedLog, EvmError,
+    FilterLimits, ForkSchedule, LogFilter, SendersAre, TagHeights, chain_config_json, check_block, check_block_with,
     from_consensus, from_rpc, genesis_block, linked_ref_from_rpc, log_terms_of_receipts, parse_address,
     parse_block_at, parse_count, parse_data, parse_filter, parse_percentiles, parse_quantity,
     parse_quantity_u256, resolve_range,
 };
 use cairn_explorer::decode::TextLimit;
-use cairn_explorer::decode::evm::transfers::WrappedTokens;
+use cairn_explorer::decode::evm::wrapped::WrappedTokens;
 use cairn_explorer::decode::evm::{calls, transfers};
 use cairn_flow::{BlockParts, CdcValue, EventType, FlowLayout, Network, assemble};
 use cairn_source::evm::file::{scan_blocks, scan_receipts};
@@ -107,7 +107,7 @@ pub fn json_block(data: &[u8]) {
         }
     }
 
-    let Ok(Value::Object(mut node)) = serde_json::from_slice::<Value>(data) else { return };
+    let Ok(Value::Object(mut node)) = cairn_evm::json::parse(data) else { return };
     let Some(block) = node.remove("block") else { return };
     let receipts = match node.remove("receipts") {
         Some(Value::Array(receipts)) => receipts,
@@ -141,7 +141,10 @@ fn serve(raw: &RawBlock) -> BlockView {
     }
     let everything = LogFilter::default();
     let logs = view.logs(&everything, false).map(|logs| logs.len());
-    assert_eq!(logs, Ok(raw.facts.log_count as usize));
+    match logs {
+        Err(EvmError::ReceiptMissing { .. }) => {}
+        logs => assert_eq!(logs, Ok(raw.facts.log_count as usize)),
+    }
     for index in 0..view.ommer_count().unwrap_or(0) {
         let _ = view.ommer_json(index);
     }
@@ -174,10 +177,12 @@ pub fn token_log(data: &[u8]) {
         }
     }
     let limit = TextLimit { chars: 20, bytes: 60 };
-    if let Ok(Some(text)) = calls::text(rest, limit) {
-        assert!(text.text.chars().count() <= limit.chars && text.text.len() <= limit.bytes);
-        assert!(!text.text.contains('\0'));
+    let said = calls::text(rest, limit);
+    if let Some(text) = said.value {
+        assert!(text.chars().count() <= limit.chars && text.len() <= limit.bytes);
+        assert!(!text.contains('\0'));
     }
+    assert!(said.bytes.is_none_or(|bytes| bytes.len() <= limit.bytes));
     let _ = calls::uint(rest);
     let _ = calls::decimals(rest);
     let _ = calls::boolean(rest);

@@ -252,8 +252,9 @@ def walk(pair):
         for transaction in pair.ask(f"/v1/blocks/{height}/transactions?limit=5")[:SAMPLES]:
             path = f"/v1/transactions/{transaction['id']}"
             of_block = f"?height={height}"
+            of_place = f"?index={transaction['transaction_index']}"
             for suffix in ("", "?events=true", "?events=false", of_block, "/events", f"/events{of_block}&limit=1", "/raw",
-                           "/raw" + of_block, "/transfers", f"/transfers{of_block}&limit=1"):
+                           "/raw" + of_block, "/transfers", f"/transfers{of_block}&limit=1", of_place, f"/events{of_place}", f"/raw{of_place}", f"/transfers{of_place}"):
                 pair.ask(path + suffix)
             addresses.update(v for k, v in transaction.items() if isinstance(v, str) and re.fullmatch("0x[0-9a-f]{40}", v))
     for path in ("/v1/blocks?limit=150", "/v1/transactions?limit=200", "/v1/contracts?limit=9", "/v1/tokens?limit=3", "/v1/nft-collections?limit=3"):

@@ -12,7 +12,8 @@
 //! | -32000 | the thing that was named doesn't exist (block hash, traced transaction), or this server can't know it |
 //! | -32002 | the time limit passed, or the database is busy; the request may be tried again |
 //! | -32003 | the response would be too large |
-//! | -32005 | too many results, with a smaller range that works; too many requests or subscriptions at once |
+//! | -32005 | too many results (the data names a range that works), filters or subscriptions, or overload (it names the seconds to wait) |
+//! | -32010 | the upstream gave no answer: it can't be reached, took too long, or sent something else |
 //! | -39001 | `safe` or `finalized` was asked for and is not known (yet) |
 //! | 4444 | the archive doesn't go back that far |
 
@@ -40,10 +41,15 @@ pub const TIMEOUT: i32 = -32002;
 pub const RESPONSE_TOO_LARGE: i32 = -32003;
 /// Too many results, requests or subscriptions.
 pub const LIMIT_EXCEEDED: i32 = -32005;
+/// The upstream gave no answer.
+pub const UPSTREAM_FAILED: i32 = -32010;
 /// `safe` or `finalized` is not known.
 pub const UNKNOWN_BLOCK: i32 = -39001;
 /// The archive doesn't go back that far.
 pub const PRUNED: i32 = 4444;
+
+/// The member of `data` that says when to try again.
+const RETRY_AFTER: &str = "retryAfterSeconds";
 
 /// A JSON-RPC error object.
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
@@ -120,6 +126,30 @@ impl RpcError {
         )
     }
 
+    /// -32010 for an upstream, named without what is secret in its URL.
+    pub fn upstream(name: &str, what: impl std::fmt::Display) -> Self {
+        RpcError::new(
+            UPSTREAM_FAILED,
+            format!("the upstream node {name} {what}; try again, or ask another node (`serve.upstream`)"),
+        )
+    }
+
+    /// -32005 while too much is going on: `what`, and how long it lasts.
+    pub fn overloaded(what: &str, wait: std::time::Duration) -> Self {
+        let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).clamp(1, 60);
+        RpcError {
+            code: LIMIT_EXCEEDED,
+            message: format!("{what}; try again in {seconds} s"),
+            data: Some(json!({ RETRY_AFTER: seconds })),
+        }
+    }
+
+    /// After how many seconds the request may be tried again, where it was refused by [`RpcError::overloaded`].
+    pub fn retry_after_s(&self) -> Option<u64> {
+        let data = self.data.as_ref().filter(|_| self.code == LIMIT_EXCEEDED)?;
+        data.get(RETRY_AFTER)?.as_u64()
+    }
+
     /// -32002 for a request over the time limit.
     pub fn timeout(limit_ms: u64) -> Self {
         RpcError::new(TIMEOUT, format!("the request took longer than {limit_ms} ms; narrow it or try again"))
@@ -161,6 +191,9 @@ impl From<StoreError> for RpcError {
 
 impl From<EvmError> for RpcError {
     fn from(error: EvmError) -> Self {
+        if let EvmError::ReceiptMissing { .. } | EvmError::BytesUnknown { .. } = error {
+            return RpcError::server(error.to_string());
+        }
         tracing::error!(%error, "a stored block could not be read");
         RpcError::internal(format!("a stored block could not be read: {error}. Run `cairn verify`"))
     }

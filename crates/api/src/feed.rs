@@ -1,7 +1,6 @@
 //! The head feed: one follower per server turns what the store says into head events, and every subscription takes them from there.
 //!
-//! State is `(reorg id, tip)`; everything else is read from the store, so a missed wake-up, a slow poll or a burst of reorgs loses
-//! nothing: the follower replays the reorg log from where it stood, lowest id first, and then walks up to the new tip.
+//! State is a [`Place`]; everything else is read from the store, so a missed wake-up, a slow poll or a burst of reorgs loses nothing.
 //!
 //! * Ordering: removed blocks from the old tip downwards, entry by entry of the reorg log, then added blocks upwards.
 //! * Back-pressure: none towards the store. While many blocks come at once the follower waits for subscribers that have no room, within a
@@ -10,14 +9,14 @@
 //! * Idle: without subscribers nothing is read.
 //! * Shutdown: by the server's cancellation token; subscribers see the channel close.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cairn_core::{BlockRef, Height, HeightRange, Parts, StoredBlock};
-use cairn_evm::BlockView;
+use cairn_core::{BlockId, BlockRef, Height, Parts, StoredBlock};
+use cairn_evm::{BlockView, LogPlace};
 use cairn_store::RawSnapshot;
 use tokio::sync::{Mutex as AsyncMutex, broadcast, watch};
 use tokio::time::Instant;
@@ -26,15 +25,16 @@ use tokio_util::sync::CancellationToken;
 use crate::error::RpcError;
 use crate::eth::EthApi;
 use crate::eth::logs::LOG_PARTS;
+use crate::eth::place::Place;
 use crate::eth::read::{size_bytes, work};
 use crate::limits::RpcLimits;
 
+/// Texts of logs that are kept for the next subscription that sends the same.
+const SHARED_TEXT_BYTES: usize = 8 << 20;
 /// Blocks that one step reads under one snapshot.
 const STEP_BYTES: u64 = 4 << 20;
 /// Orphans that one step reads under one snapshot.
 const STEP_ORPHANS: usize = 16;
-/// Entries of the reorg log that are read at once.
-const REORGS_PER_READ: usize = 16;
 
 /// A decoded block's logs, as long as the budget allows.
 enum Payload {
@@ -82,6 +82,32 @@ impl HeadEvent {
     }
 }
 
+/// Texts of logs that were written lately: subscriptions that send the same log share one.
+#[derive(Default)]
+struct Texts {
+    by_log: HashMap<LogKey, Bytes>,
+    oldest: VecDeque<LogKey>,
+    bytes: usize,
+}
+
+/// A block, whether it was taken away, and the log's number in it.
+type LogKey = (BlockId, bool, u32);
+
+impl Texts {
+    fn put(&mut self, key: LogKey, text: Bytes) {
+        if text.len() > SHARED_TEXT_BYTES || self.by_log.contains_key(&key) {
+            return;
+        }
+        self.bytes += text.len();
+        self.by_log.insert(key, text);
+        self.oldest.push_back(key);
+        while self.bytes > SHARED_TEXT_BYTES {
+            let Some(oldest) = self.oldest.pop_front() else { return };
+            self.bytes -= self.by_log.remove(&oldest).map_or(0, |text| text.len());
+        }
+    }
+}
+
 /// What the follower says.
 #[derive(Clone)]
 pub(crate) enum FeedMessage {
@@ -117,13 +143,6 @@ impl Drop for Guard {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Place {
-    uuid: [u8; 16],
-    reorg_id: u64,
-    tip: Option<BlockRef>,
-}
-
 /// The follower's shared half.
 pub(crate) struct Feed {
     api: Arc<EthApi>,
@@ -131,6 +150,7 @@ pub(crate) struct Feed {
     headers_wanted: AtomicUsize,
     logs_wanted: AtomicUsize,
     state: AsyncMutex<FollowerState>,
+    texts: Mutex<Texts>,
 }
 
 #[derive(Default)]
@@ -198,6 +218,7 @@ impl Feed {
             headers_wanted: AtomicUsize::new(0),
             logs_wanted: AtomicUsize::new(0),
             state: AsyncMutex::new(FollowerState::default()),
+            texts: Mutex::default(),
         })
     }
 
@@ -222,11 +243,32 @@ impl Feed {
         if state.place.is_none() {
             let snapshot = self.api.reader().snapshot().await?;
             let head = snapshot.head();
-            state.place = Some(Place { uuid: head.info.uuid, reorg_id: head.newest_reorg.id, tip: head.tip });
+            state.place = Some(Place::at(head));
         }
         self.counter(wants).fetch_add(1, Ordering::AcqRel);
         let guard = Guard { feed: Arc::clone(self), wants };
         Ok(FeedSubscriber { receiver: self.sender.subscribe(), _guard: guard })
+    }
+
+    /// The text of one log of an event's block.
+    pub(crate) async fn log_text(
+        &self,
+        event: &HeadEvent,
+        view: &Arc<BlockView>,
+        place: &LogPlace,
+    ) -> Result<Bytes, RpcError> {
+        let key = (event.block.id, event.removed, place.index());
+        if let Some(text) = self.texts().by_log.get(&key) {
+            return Ok(text.clone());
+        }
+        let (view, place, removed) = (Arc::clone(view), place.clone(), event.removed);
+        let text = work(place.text_bytes(), move || Ok(Bytes::from(view.log_text(&place, removed)?))).await?;
+        self.texts().put(key, text.clone());
+        Ok(text)
+    }
+
+    fn texts(&self) -> MutexGuard<'_, Texts> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows the head until cancelled. `hint` wakes it earlier than the poll interval.
@@ -280,30 +322,17 @@ impl Feed {
     async fn step(&self, state: &mut FollowerState) -> Result<Step, RpcError> {
         let snapshot = self.api.reader().snapshot().await?;
         let head = snapshot.head().clone();
-        let mut place = match state.place {
-            Some(place) if place.uuid == head.info.uuid => place,
-            // Listeners came while the place was lost: they begin here.
-            None => Place { uuid: head.info.uuid, reorg_id: head.newest_reorg.id, tip: head.tip },
-            Some(_) => return Err(RpcError::server("the store was replaced; subscribe again")),
-        };
-        if head.newest_reorg.id < place.reorg_id {
-            return Err(RpcError::server("the store's reorg log went back; subscribe again"));
-        }
-        if head.newest_reorg.id > place.reorg_id {
+        // Listeners came while the place was lost: they begin here.
+        let mut place = state.place.unwrap_or_else(|| Place::at(&head));
+        place.demand_before(&head)?;
+        if !place.is_on_fork_of(&head) {
             let more = self.unwind(state, &mut place, &*snapshot).await?;
             state.place = Some(place);
             if more {
                 return Ok(Step::More);
             }
         }
-        if let Some(tip) = place.tip {
-            let here = snapshot.linked_ref(tip.height).await?;
-            if here.map(|here| here.block) != Some(tip) {
-                return Err(RpcError::server(format!(
-                    "block {tip} left the chain without a reorg; subscribe again"
-                )));
-            }
-        }
+        place.demand_canonical(&*snapshot).await?;
         let more = self.climb(state, &mut place, &*snapshot).await?;
         state.place = Some(place);
         Ok(if more { Step::More } else { Step::Done })
@@ -317,51 +346,28 @@ impl Feed {
         snapshot: &dyn RawSnapshot,
     ) -> Result<bool, RpcError> {
         let wanted = self.logs_wanted.load(Ordering::Acquire) > 0;
-        let mut budget = STEP_ORPHANS;
-        for entry in snapshot.reorgs(place.reorg_id, REORGS_PER_READ).await? {
-            // What stands above our tip was never announced.
-            let announced = |orphan: &&cairn_store::OrphanRef| {
-                place.tip.is_some_and(|tip| orphan.block.height <= tip.height)
+        let entries = place.reorgs(snapshot).await?;
+        for _ in 0..STEP_ORPHANS {
+            let mut below = *place;
+            let Some((reorg_id, orphan)) = below.step_down(&entries)? else {
+                *place = below;
+                return Ok(!place.is_on_fork_of(snapshot.head()));
             };
-            let gone: Vec<BlockRef> =
-                entry.orphans.iter().filter(announced).map(|orphan| orphan.block).collect();
-            for orphan in gone.into_iter().rev() {
-                if place.tip != Some(orphan) {
+            let payload = if wanted {
+                let Some(block) = snapshot.orphan(reorg_id, orphan.id, LOG_PARTS).await? else {
                     return Err(RpcError::server(format!(
-                        "reorg {} takes away block {orphan}, which is not the one that was announced; subscribe again",
-                        entry.id
+                        "block {orphan} was taken away by reorg {reorg_id} and pruned before its logs could be revoked; subscribe again"
                     )));
-                }
-                if budget == 0 {
-                    return Ok(true);
-                }
-                budget -= 1;
-                let payload = if wanted {
-                    let Some(block) = snapshot.orphan(entry.id, orphan.id, LOG_PARTS).await? else {
-                        return Err(RpcError::server(format!(
-                            "block {orphan} was taken away by reorg {} and pruned before its logs could be revoked; subscribe again",
-                            entry.id
-                        )));
-                    };
-                    Some(block)
-                } else {
-                    None
                 };
-                self.emit(state, true, orphan, None, payload).await?;
-                place.tip = match orphan.height.prev() {
-                    // The parent is either the next orphan or the common block.
-                    Some(height) if height == entry.common.height => Some(entry.common),
-                    Some(height) => {
-                        entry.orphans.iter().map(|o| o.block).find(|block| block.height == height)
-                    }
-                    None => None,
-                };
-                state.place = Some(*place);
-            }
-            place.reorg_id = entry.id;
-            state.place = Some(*place);
+                Some(block)
+            } else {
+                None
+            };
+            self.emit(state, true, orphan, None, payload).await?;
+            *place = below;
+            state.place = Some(below);
         }
-        Ok(place.reorg_id < snapshot.head().newest_reorg.id)
+        Ok(true)
     }
 
     /// Walks up to the snapshot's tip. Returns whether there is more of the way.
@@ -372,16 +378,13 @@ impl Feed {
         snapshot: &dyn RawSnapshot,
     ) -> Result<bool, RpcError> {
         let head = snapshot.head();
-        let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(false) };
-        let from = place.tip.map_or(first, |tip| tip.height.next());
-        if from > tip.height {
-            return Ok(false);
-        }
+        let way = place.above(head);
+        let Some(last) = way.last() else { return Ok(false) };
         let wanted = self.logs_wanted.load(Ordering::Acquire) > 0;
         let parts = if wanted { LOG_PARTS.union(HEADER_PARTS) } else { HEADER_PARTS };
         let schedule = self.api.schedule(&head.info);
-        let read = snapshot.blocks(HeightRange::inclusive(from, tip.height), parts, STEP_BYTES).await?;
-        for (block, height) in read.blocks.into_iter().zip(from.get()..) {
+        let read = snapshot.blocks(way, parts, STEP_BYTES).await?;
+        for (block, height) in read.blocks.into_iter().zip(way.start().get()..) {
             let facts = block.facts;
             if facts.height != Height(height) || place.tip.is_some_and(|tip| facts.parent_id != tip.id) {
                 return Err(RpcError::server(format!(
@@ -400,7 +403,7 @@ impl Feed {
             place.tip = Some(facts.block_ref());
             state.place = Some(*place);
         }
-        Ok(place.tip.is_none_or(|reached| reached.height < tip.height))
+        Ok(place.tip.is_none_or(|reached| reached.height < last))
     }
 
     async fn emit(

@@ -3,6 +3,7 @@
 //! The ingester reports what it sees; a report is worked out when somebody asks. "The chain itself stands still" is told apart from "we
 //! stand still": in the first the source answers, its head doesn't move, and we are at it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use cairn_core::{BlockRef, Clock, Height, Parts};
 use cairn_store::{RawReader, StoreError};
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Says how things are.
@@ -34,10 +36,28 @@ pub enum ReadyState {
     LaggingSeconds,
     /// Ingest stopped and wants a person.
     Halted,
+    /// Checks refuse a block again and again.
+    BlockRefused,
+    /// The source refuses what it is asked.
+    SourceRefused,
+    /// The endpoints that have to agree on a fork don't.
+    HeadQuorum,
     /// Derived work stopped and wants a person; blocks are stored and served as ever.
     DerivedHalted,
     /// The source is heard, and its own head hasn't moved for too long.
     ChainStalled,
+    /// The source is heard, and its head is below the stored tip: it is being synchronised, or was put back.
+    SourceBehind,
+    /// The app database can't be reached, or holds no tables yet.
+    AppAway,
+    /// The two databases are not of one archive, or one of them is an older copy.
+    PairUnfit,
+    /// A range of derived work failed too often and waits for an operator.
+    DeadRange,
+    /// A worker's tables stand still though there are blocks above them.
+    TablesFrozen,
+    /// A worker's tables are too far below the stored tip.
+    TablesLagging,
 }
 
 /// A report, as `/readyz` shows it.
@@ -61,6 +81,9 @@ pub struct ReadinessReport {
     pub idle_ms: Option<u64>,
     /// When the source last answered.
     pub source_silent_ms: Option<u64>,
+    /// Jobs beside the workers that fail now, with their last error. They are retried, and don't make the archive unready.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub failing_jobs: BTreeMap<&'static str, String>,
 }
 
 /// When the archive counts as not ready. `None` in any field: not looked at.
@@ -78,6 +101,15 @@ impl Default for ReadinessLimits {
     fn default() -> Self {
         ReadinessLimits { max_lag_blocks: Some(10), max_idle_ms: Some(120_000), max_tip_age_ms: None }
     }
+}
+
+/// Why nothing is stored now. Ingest tries again by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// What the archive is at once while it lasts; `None`: ready until the tip has stood still for too long.
+    pub state: Option<ReadyState>,
+    /// Who said what, and what to do.
+    pub reason: String,
 }
 
 /// What was seen of the archive and its source; all times are the clock's, in milliseconds since 1970.
@@ -99,8 +131,14 @@ pub struct Observed {
     pub source_answered_at_ms: Option<u64>,
     /// Why ingest stopped and wants a person.
     pub halted: Option<String>,
+    /// What ingest waits for.
+    pub waiting: Option<Waiting>,
     /// Why derived work stopped and wants a person.
     pub derived_halted: Option<String>,
+    /// What is wrong with the derived tables, as they are in the database.
+    pub tables: Option<(ReadyState, String)>,
+    /// Jobs beside the workers that fail now, with their last error.
+    pub failing_jobs: BTreeMap<&'static str, String>,
 }
 
 /// What the ingester has seen, shared with whoever asks.
@@ -168,9 +206,19 @@ impl HealthState {
         self.seen().derived_halted = Some(message.into());
     }
 
-    /// Ingest goes on.
-    pub fn resumed(&self) {
-        self.seen().halted = None;
+    /// Jobs beside the workers fail with these errors; those that are absent went well.
+    pub fn failing_jobs(&self, jobs: BTreeMap<&'static str, String>) {
+        self.seen().failing_jobs = jobs;
+    }
+
+    /// What is wrong with the derived tables now, or nothing.
+    pub fn tables(&self, trouble: Option<(ReadyState, String)>) {
+        self.seen().tables = trouble;
+    }
+
+    /// Ingest waits for this, or for nothing.
+    pub fn waits_for(&self, waiting: Option<Waiting>) {
+        self.seen().waiting = waiting;
     }
 }
 
@@ -196,12 +244,25 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
     let is_idle = over(Some(idle_ms), limits.max_idle_ms).is_some();
     let source_is_heard = source_silent_ms.is_some() && over(source_silent_ms, limits.max_idle_ms).is_none();
     let seconds = |ms: u64| ms / 1000;
+    let behind = tip.zip(source_head).filter(|(tip, head)| head < tip);
+    let waits_for =
+        seen.waiting.as_ref().map_or_else(String::new, |waiting| format!("; waiting: {}", waiting.reason));
     let (state, reason) = if let Some(message) = &seen.halted {
         (ReadyState::Halted, format!("ingest halted: {message}"))
+    } else if let Some((state, reason)) =
+        seen.waiting.as_ref().and_then(|waiting| Some((waiting.state?, &waiting.reason)))
+    {
+        (state, reason.clone())
     } else if tip.is_none() {
-        (ReadyState::NoBlockYet, "no block is stored yet".to_owned())
+        (ReadyState::NoBlockYet, format!("no block is stored yet{waits_for}"))
     } else if let Some((lag, max)) = over(lag_blocks, limits.max_lag_blocks) {
-        (ReadyState::LaggingBlocks, format!("{lag} blocks behind the source's head; {max} are allowed"))
+        let reason = format!("{lag} blocks behind the source's head; {max} are allowed{waits_for}");
+        (ReadyState::LaggingBlocks, reason)
+    } else if let Some((tip, head)) = behind.filter(|_| !is_whole && is_idle && source_is_heard) {
+        let reason = format!(
+            "the source's head is {head}, below the newest block {tip} of this archive: is the node still synchronising, or was it put back?"
+        );
+        (ReadyState::SourceBehind, reason)
     } else if !is_whole && is_idle && source_is_heard && lag_blocks == Some(0) {
         let s = seconds(since(seen.source_head_moved_at_ms));
         let reason =
@@ -214,12 +275,14 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
             Some(ms) if source_is_heard => format!("the source answered {} s ago", seconds(ms)),
             Some(ms) => format!("the source has been silent for {} s", seconds(ms)),
         };
-        (ReadyState::Stale, format!("no new block for {s} s; {source}"))
+        (ReadyState::Stale, format!("no new block for {s} s; {source}{waits_for}"))
     } else if let Some((age_ms, _)) = over(tip_age_ms, limits.max_tip_age_ms).filter(|_| !is_whole) {
         let s = seconds(age_ms);
         (ReadyState::LaggingSeconds, format!("the newest block is {s} s old"))
     } else if let Some(message) = &seen.derived_halted {
         (ReadyState::DerivedHalted, format!("derived work halted: {message}"))
+    } else if let Some((state, reason)) = &seen.tables {
+        (*state, reason.clone())
     } else if is_whole {
         (ReadyState::Ready, "the last height that is to be stored is there".to_owned())
     } else {
@@ -235,22 +298,33 @@ pub fn judge(limits: &ReadinessLimits, now_ms: u64, seen: &Observed) -> Readines
         tip_age_ms,
         idle_ms: tip.map(|_| idle_ms),
         source_silent_ms,
+        failing_jobs: seen.failing_jobs.clone(),
     }
 }
 
+/// How often the log names an outage of the store that lasts.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// Watches the store's head from outside, as a process that only serves does: tells `health` of every change, and wakes whoever watches
-/// `new_head` (subscriptions). Looks every `poll_ms`; ends when `cancel` is cancelled. A store that can't be read is a tip that doesn't
-/// move: it shows in the report, and the next look tries again.
+/// `new_head` (subscriptions). Looks every `poll_ms`, and whenever `hint` changes; ends when `cancel` is cancelled. A store that can't be read is a tip that doesn't
+/// move: it shows in the report, and the next look tries again. The log names such an outage at once, each minute, and when it is over.
 pub async fn watch_store(
     reader: Arc<dyn RawReader>,
     health: Arc<HealthState>,
     new_head: watch::Sender<u64>,
     poll_ms: u64,
+    mut hint: watch::Receiver<()>,
     cancel: CancellationToken,
 ) {
     let mut last: Option<BlockRef> = None;
+    // When the log last named the outage that lasts.
+    let mut told: Option<Instant> = None;
     loop {
-        match look(&*reader, last).await {
+        let looked = look(&*reader, last).await;
+        if looked.is_ok() && told.take().is_some() {
+            tracing::info!("the store's head can be read again");
+        }
+        match looked {
             Ok(Some((tip, timestamp_ms))) => {
                 health.tip(tip, timestamp_ms);
                 new_head.send_modify(|count| *count += 1);
@@ -261,11 +335,23 @@ pub async fn watch_store(
             Err(StoreError::Invalid(_)) if last.is_none() => {
                 tracing::debug!("the store was not initialised yet; whoever ingests does that");
             }
-            Err(error) => tracing::warn!(%error, "the store's head could not be read"),
+            Err(error) => {
+                if told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+                    told = Some(Instant::now());
+                    tracing::warn!(%error, "the store's head can't be read; looking again until it can");
+                }
+            }
         }
+        let hinted = async {
+            // Nobody hints any more: only the poll is left.
+            if hint.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
         tokio::select! {
             () = cancel.cancelled() => return,
             () = tokio::time::sleep(Duration::from_millis(poll_ms.max(1))) => {}
+            () = hinted => {}
         }
     }
 }
@@ -275,8 +361,67 @@ async fn look(
     reader: &dyn RawReader,
     last: Option<BlockRef>,
 ) -> cairn_store::Result<Option<(BlockRef, u64)>> {
+    let head = reader.head().await?;
+    if head.tip.is_none() || head.tip == last {
+        return Ok(None);
+    }
     let snapshot = reader.snapshot().await?;
-    let Some(tip) = snapshot.head().tip.filter(|tip| Some(*tip) != last) else { return Ok(None) };
+    let Some(tip) = snapshot.head().tip else { return Ok(None) };
     let block = snapshot.block(tip.height, Parts::empty()).await?;
     Ok(block.map(|block| (tip, block.facts.timestamp_ms)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use async_trait::async_trait;
+    use cairn_core::SystemClock;
+    use cairn_store::RawSnapshot;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+
+    /// A store that is away.
+    struct Away;
+
+    #[async_trait]
+    impl RawReader for Away {
+        async fn snapshot(&self) -> cairn_store::Result<Arc<dyn RawSnapshot>> {
+            Err(StoreError::Busy("away".into()))
+        }
+    }
+
+    /// Counts the lines of the log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<AtomicU64>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target().starts_with("cairn_api::health")
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_of_the_store_is_one_line_a_minute() {
+        let lines = Lines::default();
+        let _logging = tracing::subscriber::set_default(lines.clone());
+        let health = Arc::new(HealthState::new(ReadinessLimits::default(), Arc::new(SystemClock)));
+        let (new_head, _) = watch::channel(0);
+        let (_hinting, hint) = watch::channel(());
+        let watching = watch_store(Arc::new(Away), health, new_head, 250, hint, CancellationToken::new());
+        assert!(tokio::time::timeout(Duration::from_secs(150), watching).await.is_err(), "it goes on");
+        assert_eq!(lines.0.load(Ordering::Relaxed), 3);
+    }
 }

@@ -5,7 +5,7 @@
 //!
 //! * [`eth::EthApi`]: the methods, without a transport.
 //! * [`serve_rpc`]: JSON-RPC over HTTP and WebSocket on one address.
-//! * [`serve_ops`]: `/livez`, `/readyz`, `/metrics` on another.
+//! * [`serve_ops`]: `/livez`, `/readyz`, `/metrics` on another; [`serve_rest`]: REST on a third.
 //! * [`RpcLimits`]: every limit, with its unit.
 //! * `conformance` (feature): the public suite's files and their strict comparison.
 //!
@@ -26,7 +26,7 @@ mod server;
 
 pub use error::RpcError;
 pub use eth::EthApi;
-pub use limits::RpcLimits;
+pub use limits::{ConnectionLimits, RpcLimits};
 pub use metered::describe_metrics;
-pub use ops::{MetricsText, OpsConfig, serve_ops};
-pub use server::{RpcServerConfig, ServerHandle, serve_rpc};
+pub use ops::{MetricsText, OpsConfig, serve_ops, serve_rest};
+pub use server::{RpcServerConfig, ServerHandle, TrustedProxies, serve_rpc};

@@ -2,7 +2,7 @@
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
-/// Requests by method and outcome (`ok`, `error`); unknown methods are one method.
+/// Requests by method and outcome (`ok`, `error`, `refused`: too much was going on); unknown methods are one method.
 pub(crate) const REQUESTS: &str = "cairn_rpc_requests_total";
 /// Seconds from a request's turn in its body to its result, by method.
 pub(crate) const SECONDS: &str = "cairn_rpc_request_seconds";
@@ -10,7 +10,7 @@ pub(crate) const SECONDS: &str = "cairn_rpc_request_seconds";
 pub(crate) const SUBSCRIPTIONS: &str = "cairn_rpc_subscriptions";
 /// Subscriptions that the server ended.
 pub(crate) const SUBSCRIPTIONS_ENDED: &str = "cairn_rpc_subscriptions_ended_total";
-/// Open connections by listener (`rpc`, `ops`).
+/// Open connections by listener (`rpc`, `ops`, `rest`).
 pub(crate) const CONNECTIONS: &str = "cairn_api_connections";
 
 /// REST requests by route and status.

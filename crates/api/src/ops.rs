@@ -1,4 +1,4 @@
-//! Health and metrics for those who run it, on an address of their own.
+//! Health and metrics for those who run it; REST beside them, or on an address of its own.
 //!
 //! | path | answer |
 //! | --- | --- |
@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
@@ -20,8 +20,14 @@ use axum::{Json, Router};
 use tokio::net::TcpListener;
 
 use crate::health::Readiness;
-use crate::server::guard::Guard;
-use crate::server::listener::{self, Lifetime, ListenerLimits, ServerHandle};
+use crate::limits::ConnectionLimits;
+use crate::server::guard::{Guard, REST_CORS};
+use crate::server::listener::{self, Lifetime, ListenerLimits, Peer, ServerHandle};
+use crate::server::refusal::REST_REFUSAL;
+use crate::server::{TrustedProxies, compress};
+
+/// The paths for which connections are reserved.
+const HEALTH: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 
 /// Renders the metrics in Prometheus' text format.
 pub type MetricsText = Arc<dyn Fn() -> String + Send + Sync>;
@@ -35,11 +41,28 @@ pub struct OpsConfig {
     pub rpc_url: Option<String>,
     /// More routes on this address (REST, pages). Their paths must not be those above.
     pub more: Router,
+    /// The limits of its connections.
+    pub connections: ConnectionLimits,
+    /// Names that a `Host` header may have besides IP addresses and `localhost`; `*` for any. Only looked at on loopback binds, or where it
+    /// is not empty.
+    pub allowed_hosts: Vec<String>,
+    /// Origins of pages that may read what is in `more`; `*` for any. Health and metrics are for none.
+    pub allowed_origins: Vec<String>,
+    /// Proxies that name their callers.
+    pub proxies: TrustedProxies,
 }
 
 impl Default for OpsConfig {
     fn default() -> Self {
-        OpsConfig { listen: SocketAddr::from(([127, 0, 0, 1], 8080)), rpc_url: None, more: Router::new() }
+        OpsConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            rpc_url: None,
+            more: Router::new(),
+            connections: ConnectionLimits::default(),
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            proxies: TrustedProxies::default(),
+        }
     }
 }
 
@@ -47,41 +70,68 @@ struct Ops {
     readiness: Arc<dyn Readiness>,
     metrics: MetricsText,
     rpc_url: Option<String>,
-    guard: Guard,
 }
 
-/// Starts the operators' server.
+/// Starts the operators' server: health, metrics, and `more` beside them.
 pub async fn serve_ops(
     config: OpsConfig,
     readiness: Arc<dyn Readiness>,
     metrics: MetricsText,
 ) -> std::io::Result<ServerHandle> {
-    let listener = TcpListener::bind(config.listen).await?;
-    let guard = Guard::local(listener.local_addr()?.ip().is_loopback());
-    let ops = Arc::new(Ops { readiness, metrics, rpc_url: config.rpc_url, guard });
-    let router = Router::new()
+    let ops = Ops { readiness, metrics, rpc_url: config.rpc_url.clone() };
+    let health = Router::new()
         .route("/", get(page))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_text))
-        .with_state(Arc::clone(&ops))
-        .merge(config.more)
-        .layer(middleware::from_fn_with_state(ops, only_our_host));
+        .with_state(Arc::new(ops));
+    spawn("ops", config, health).await
+}
+
+/// Starts a server of `more` alone, where health and metrics are on another address.
+pub async fn serve_rest(config: OpsConfig) -> std::io::Result<ServerHandle> {
+    let connections = ConnectionLimits { reserved_connections: 0, ..config.connections };
+    spawn("rest", OpsConfig { connections, ..config }, Router::new()).await
+}
+
+async fn spawn(name: &'static str, config: OpsConfig, health: Router) -> std::io::Result<ServerHandle> {
+    let listener = TcpListener::bind(config.listen).await?;
+    let loopback = listener.local_addr()?.ip().is_loopback();
+    let guard = Arc::new(Guard::new(&config.allowed_hosts, &config.allowed_origins, loopback));
+    let rest = config.more.layer(middleware::from_fn_with_state(Arc::clone(&guard), for_origins));
+    let router = health.merge(rest).layer(middleware::from_fn_with_state(guard, only_our_host));
+    let router = router.layer(compress::layer());
     let limits = ListenerLimits {
-        name: "ops",
-        max_connections: 128,
-        header_timeout_ms: 30_000,
-        write_stall_timeout_ms: 20_000,
-        shutdown_grace_ms: 2_000,
+        name,
+        connections: config.connections,
+        proxies: config.proxies,
+        refusal: REST_REFUSAL,
     };
     listener::spawn(listener, router, limits, Lifetime::default())
 }
 
-async fn only_our_host(State(ops): State<Arc<Ops>>, request: Request, next: Next) -> Response {
-    if ops.guard.host_is_ours(request.headers(), request.uri()) {
+async fn only_our_host(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let reserved = request.extensions().get::<Peer>().is_some_and(|peer| peer.reserved);
+    if reserved && !HEALTH.contains(&request.uri().path()) {
+        let why = "all connections are taken; those that are left are for health and metrics\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], why).into_response();
+    }
+    if guard.host_is_ours(request.headers(), request.uri()) {
         return next.run(request).await;
     }
-    (StatusCode::FORBIDDEN, "this server doesn't answer to that Host\n").into_response()
+    let why = "this server doesn't answer to that Host; allow it with `serve.allowed_hosts`\n";
+    (StatusCode::FORBIDDEN, why).into_response()
+}
+
+/// Answers preflights, and lets allowed origins read.
+async fn for_origins(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let origin = guard.origin(request.headers());
+    let mut response = match *request.method() {
+        Method::OPTIONS => (StatusCode::NO_CONTENT, [(ALLOW, "GET, HEAD, OPTIONS")]).into_response(),
+        _ => next.run(request).await,
+    };
+    guard.allow(response.headers_mut(), origin, &REST_CORS);
+    response
 }
 
 async fn livez() -> &'static str {

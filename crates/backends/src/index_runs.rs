@@ -1,10 +1,11 @@
-//! What both databases ask of a list of index runs.
+//! What both databases ask of a list of index runs, and of the rows behind an answer from it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cairn_core::{HeightRange, IndexKey, StoredBlock};
-use cairn_store::StoreError;
 use cairn_store::runs::{RunInfo, RunKind};
+use cairn_store::{LogQuery, StoreError};
 
 /// A run that is made anew becomes runs of so many heights, which maintenance merges again.
 pub(crate) const PIECE_HEIGHTS: u64 = 1_000;
@@ -32,6 +33,56 @@ pub(crate) fn demand_covered(kind: RunKind, runs: &[RunInfo], range: HeightRange
             place: format!("the index ({kind:?}) of heights {gap}"),
             what: "no run covers them; `cairn repair` makes it anew".into(),
         }),
+    }
+}
+
+/// Ranges up to so many heights are counted for every answer.
+const NARROW_HEIGHTS: u64 = 1_000;
+/// How long a wider range that was counted is taken for whole.
+const COUNTED_FOR: Duration = Duration::from_secs(600);
+
+/// The heights whose rows were counted last, when there was one for each.
+///
+/// An answer that the index gives is right whether the rows of the blocks that it doesn't name are there or not. So a loss among them may be noticed
+/// late, and a wide query by address or topics needn't count its whole range each time.
+#[derive(Debug, Default)]
+pub(crate) struct Counted(Mutex<Option<(HeightRange, Instant)>>);
+
+impl Counted {
+    /// The stretches of `range`, for which `query` was answered, whose rows are to be counted.
+    pub(crate) fn left(&self, query: &LogQuery, range: HeightRange) -> Vec<HeightRange> {
+        let known = match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            // Without terms the rows themselves are the index.
+            _ if query.groups.is_empty() || range.len() <= NARROW_HEIGHTS => None,
+            Some((known, since)) if since.elapsed() < COUNTED_FOR => Some(known),
+            _ => None,
+        };
+        let Some(known) = known.filter(|known| !known.intersect(range).is_empty()) else {
+            return vec![range];
+        };
+        let mut left = vec![
+            HeightRange::new(range.start(), known.start().min(range.end())),
+            HeightRange::new(known.end().max(range.start()), range.end()),
+        ];
+        left.retain(|stretch| !stretch.is_empty());
+        left
+    }
+
+    /// Each height of `range` has its row.
+    pub(crate) fn note(&self, range: HeightRange) {
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *counted = match *counted {
+            Some((known, since)) if since.elapsed() < COUNTED_FOR => {
+                let touch = range.start() <= known.end() && known.start() <= range.end();
+                let both = HeightRange::new(known.start().min(range.start()), known.end().max(range.end()));
+                match (touch, range.len() > known.len()) {
+                    (true, _) => Some((both, since)),
+                    (false, true) => Some((range, Instant::now())),
+                    (false, false) => Some((known, since)),
+                }
+            }
+            _ => Some((range, Instant::now())),
+        };
     }
 }
 
@@ -74,6 +125,28 @@ mod tests {
 
     fn run(id: u64, from: u64, to: u64) -> RunInfo {
         RunInfo { id, kind: RunKind::LogTerm, level: 0, heights: range(from, to), entries: 1, bytes: 1 }
+    }
+
+    #[test]
+    fn what_was_counted_is_not_counted_again_where_an_index_answers() {
+        let by_term = LogQuery { groups: vec![vec![1]] };
+        let counted = Counted::default();
+        assert_eq!(counted.left(&by_term, range(0, 5_000)), [range(0, 5_000)]);
+        counted.note(range(0, 5_000));
+        assert_eq!(counted.left(&by_term, range(0, 5_000)), []);
+        assert_eq!(counted.left(&by_term, range(4_000, 9_000)), [range(5_000, 9_000)]);
+        assert_eq!(counted.left(&by_term, range(8_000, 9_500)), [range(8_000, 9_500)]);
+        // A narrow range, and one that no index answers for, is counted each time.
+        assert_eq!(counted.left(&by_term, range(0, 1_000)), [range(0, 1_000)]);
+        assert_eq!(counted.left(&LogQuery::default(), range(0, 5_000)), [range(0, 5_000)]);
+        counted.note(range(5_000, 9_000));
+        counted.note(range(20_000, 21_000));
+        assert_eq!(counted.left(&by_term, range(0, 10_000)), [range(9_000, 10_000)]);
+        counted.note(range(20_000, 40_000));
+        assert_eq!(
+            counted.left(&by_term, range(10_000, 50_000)),
+            [range(10_000, 20_000), range(40_000, 50_000)]
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::chain::settings::FlowNetwork;
+use crate::config::first::First;
 
 /// Indexes and archives blockchains: takes every block once, proves it whole, serves it.
 #[derive(Debug, Parser)]
@@ -38,8 +39,10 @@ pub enum Command {
     Import(ImportArgs),
     /// Serve an archive that exists, read only; may run beside `cairn run`.
     Serve(ServeArgs),
-    /// Say what an archive holds: head, finality, gaps, reorgs, sizes.
+    /// Say what an archive holds and how it is: head, finality, gaps, reorgs, tables, errors, halts, sizes.
     Status(StatusArgs),
+    /// Copy both SQLite databases into a directory, while everything goes on, so that they fit each other.
+    Backup(BackupArgs),
     /// Ranges of derived work: list them, free dead ones, take one from its holder.
     Leases(LeasesArgs),
     /// The workers of derived tables: how far they are; pause, resume.
@@ -99,11 +102,11 @@ pub struct ChainArgs {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finality: Option<String>,
     /// EVM: checks to relax for a chain that doesn't follow Ethereum's rules, by name: header-hash, transactions-root,
-    /// receipts-root, senders, bloom, withdrawals-root, ommers-hash.
+    /// receipts-root, senders, bloom, withdrawals-root, ommers-hash, missing-receipts. docs/reference/chains.md says which chain needs which.
     #[arg(long, value_name = "CHECK[,CHECK]", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relax: Option<Vec<String>>,
-    /// EVM: accept receipts without a transaction in the body (chains that inject transactions).
+    /// EVM: accept transactions and receipts that no root covers (chains that inject transactions).
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub extra_receipts: bool,
@@ -116,10 +119,10 @@ pub struct ChainArgs {
 /// What to take.
 #[derive(Debug, Clone, Default, Args, Serialize)]
 pub struct IngestArgs {
-    /// The first height of a new archive [default: 0].
-    #[arg(long, value_name = "HEIGHT")]
+    /// The first height of a new archive: a number, `latest`, or `-N` for N blocks below the head [default: 0].
+    #[arg(long, value_name = "HEIGHT", allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<u64>,
+    pub from: Option<First>,
     /// The last height to store; without it the head is followed for ever.
     #[arg(long, value_name = "HEIGHT")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,13 +149,17 @@ pub struct IngestArgs {
 #[derive(Debug, Clone, Default, Args, Serialize)]
 pub struct ListenArgs {
     /// EVM: JSON-RPC over HTTP and WebSocket [default: 127.0.0.1:8545].
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = crate::config::listen::address)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc_listen: Option<SocketAddr>,
     /// REST, health and metrics over HTTP [default: 127.0.0.1:8080].
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = crate::config::listen::address)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
+    /// Health and metrics on an address of their own [default: that of REST].
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = crate::config::listen::address)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health_listen: Option<SocketAddr>,
     /// EVM: forward state methods (eth_call, eth_getBalance, …) to this node.
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -464,6 +471,9 @@ pub struct DemoArgs {
     /// Milliseconds between new blocks.
     #[arg(long, default_value_t = 2_000, value_name = "MS")]
     pub block_time_ms: u64,
+    /// The time of block 0, in seconds since 1970, for comparisons [default: so that the newest block is of now; with --until a fixed one].
+    #[arg(long, value_name = "SECONDS")]
+    pub genesis_time_s: Option<u64>,
     /// Let the chain stand still at this height, and come to it block by block, each no sooner than the one before is stored: so the same forks are seen each time (for comparisons).
     #[arg(long, value_name = "HEIGHT", conflicts_with = "exit_after_head")]
     pub until: Option<u64>,
@@ -505,6 +515,16 @@ pub struct StatusArgs {
     /// One JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `cairn backup`.
+#[derive(Debug, Args)]
+pub struct BackupArgs {
+    /// Where the copies go; no copy may be there yet.
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    #[command(flatten)]
+    pub data: DataArgs,
 }
 
 /// `cairn verify`.

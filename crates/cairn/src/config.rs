@@ -6,8 +6,11 @@
 
 #[cfg(test)]
 mod example;
+pub mod first;
 mod flag;
+pub mod listen;
 mod partitions;
+mod place;
 mod shown;
 
 use std::collections::BTreeMap;
@@ -15,8 +18,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use cairn_api::RpcLimits;
 use cairn_api::rest::RestLimits;
+use cairn_api::{ConnectionLimits, RpcLimits, TrustedProxies};
+use cairn_core::Height;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
@@ -25,6 +29,8 @@ use url::Url;
 use crate::chain::settings::{self, ChainConfig};
 use crate::chain::{self, Chain};
 use crate::cli::{ChainArgs, DataArgs, IngestArgs, ListenArgs};
+use crate::stores;
+use first::First;
 
 /// Environment names that begin like ours and are no settings, without `CAIRN_`: the log filter, and what the project's own scripts and
 /// tests read. Any other that isn't a key is refused.
@@ -40,6 +46,7 @@ const FOREIGN_ENV: &[&str] = &[
     "geth_port",
     "kill_seed",
     "kills",
+    "model_whole",
     "outage_s",
     "postgres_bin",
     "postgres_port",
@@ -74,6 +81,8 @@ const SEED_ENV: [(&str, &str); 5] = [
 pub struct Config {
     /// The archive's directory.
     pub data_dir: PathBuf,
+    /// How long `run` and `serve` wait at the start for a database, a schema or a node that isn't there yet, in seconds; 0: not at all.
+    pub start_wait_s: u64,
     /// The raw database.
     pub raw: DatabaseConfig,
     /// The app database: everything derived.
@@ -173,8 +182,12 @@ pub struct DeriveConfig {
     pub poll_ms: u64,
     /// What happens to a range with an event that can't be decoded.
     pub malformed: Malformed,
-    /// Contracts whose `Deposit` and `Withdrawal` events count as token movements; `*` for all.
-    pub wrapped_tokens: Vec<String>,
+    /// Open entries that the error log has of a worker at most; further warnings are counted. Fatal ones are always recorded.
+    pub errors_max_per_worker: u64,
+    /// How long closed entries of the error log are kept, in days; 0: for ever.
+    pub errors_retention_days: u64,
+    /// Contracts whose `Deposit` and `Withdrawal` events count as token movements; `*` for all. `None`: the well-known ones of the chain.
+    pub wrapped_tokens: Option<Vec<String>>,
     /// Ask the node for names, symbols, code.
     pub ask_node: bool,
 }
@@ -187,13 +200,15 @@ impl Default for DeriveConfig {
             range_heights: 50_000,
             range_heights_of: BTreeMap::new(),
             workers_per_service: 2,
-            lease_ttl_s: 300,
+            lease_ttl_s: 60,
             chunk_heights: 500,
             chunk_mib: 4,
             recent_mib: 64,
             poll_ms: 1_000,
             malformed: Malformed::Continue,
-            wrapped_tokens: Vec::new(),
+            errors_max_per_worker: 10_000,
+            errors_retention_days: 30,
+            wrapped_tokens: None,
             ask_node: true,
         }
     }
@@ -221,8 +236,8 @@ impl Default for PayloadsConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IngestConfig {
-    /// The first height of a new archive.
-    pub from: u64,
+    /// The first height of a new archive, `latest`, or `-N` for N blocks below the head.
+    pub from: First,
     /// The last height; none: follow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<u64>,
@@ -247,9 +262,14 @@ pub struct IngestConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct ServeConfig {
     /// JSON-RPC over HTTP and WebSocket.
+    #[serde(deserialize_with = "listen::read")]
     pub rpc_listen: SocketAddr,
-    /// Health and metrics.
+    /// REST, and health and metrics where these have no address of their own.
+    #[serde(deserialize_with = "listen::read")]
     pub listen: SocketAddr,
+    /// Health and metrics alone, so that `listen` can be public while these stay private.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "listen::read_some")]
+    pub health_listen: Option<SocketAddr>,
     /// Node for state methods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
@@ -257,10 +277,14 @@ pub struct ServeConfig {
     pub allowed_hosts: Vec<String>,
     /// Origins that a browser's page may have; `*` for any.
     pub allowed_origins: Vec<String>,
+    /// Addresses and networks of proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<String>,
     /// Every limit of the JSON-RPC server.
     pub limits: RpcLimits,
     /// Every limit of REST.
     pub rest: RestLimits,
+    /// Every limit of connections to REST, health and metrics.
+    pub connections: ConnectionLimits,
 }
 
 /// When the service calls itself ready.
@@ -271,6 +295,8 @@ pub struct HealthConfig {
     pub max_lag_heights: u64,
     /// Not ready when nothing moved for this long although the node is ahead, in seconds.
     pub max_age_s: u64,
+    /// A process that works or answers only is not ready when a table is more heights than this behind the archive.
+    pub max_table_lag_heights: u64,
 }
 
 /// Repair at intervals in a running process.
@@ -297,6 +323,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             data_dir: PathBuf::from("cairn-data"),
+            start_wait_s: 3_600,
             raw: DatabaseConfig::default(),
             app: DatabaseConfig::default(),
             derive: DeriveConfig::default(),
@@ -313,7 +340,7 @@ impl Default for Config {
 impl Default for IngestConfig {
     fn default() -> Self {
         IngestConfig {
-            from: 0,
+            from: First::Height(0),
             to: None,
             max_reorg_depth: 1_000,
             fill_workers: 0,
@@ -326,23 +353,37 @@ impl Default for IngestConfig {
     }
 }
 
+impl ServeConfig {
+    /// Proxies that name their callers.
+    pub fn proxies(&self) -> anyhow::Result<TrustedProxies> {
+        TrustedProxies::parse(&self.trusted_proxies).map_err(|text| {
+            anyhow::anyhow!(
+                "serve.trusted_proxies: `{text}` is neither an IP address nor a network such as 10.0.0.0/8"
+            )
+        })
+    }
+}
+
 impl Default for ServeConfig {
     fn default() -> Self {
         ServeConfig {
             rpc_listen: SocketAddr::from(([127, 0, 0, 1], 8545)),
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            health_listen: None,
             upstream: None,
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
+            trusted_proxies: Vec::new(),
             limits: RpcLimits::default(),
             rest: RestLimits::default(),
+            connections: ConnectionLimits::default(),
         }
     }
 }
 
 impl Default for HealthConfig {
     fn default() -> Self {
-        HealthConfig { max_lag_heights: 50, max_age_s: 120 }
+        HealthConfig { max_lag_heights: 50, max_age_s: 120, max_table_lag_heights: 1_000 }
     }
 }
 
@@ -385,6 +426,14 @@ impl<'a> Overrides<'a> {
     }
 }
 
+/// The same for processes that stay: a raw database that isn't there yet is waited for.
+pub async fn load_to_stay(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Config> {
+    let mut config = load(file, overrides)?;
+    stores::await_raw(&config).await?;
+    chain::settle(&mut config).await?;
+    Ok(config)
+}
+
 /// The same for commands over an archive: where the configuration leaves the kind of chain open, the archive says it; one of another chain is refused.
 pub async fn load_for_archive(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Config> {
     let mut config = load(file, overrides)?;
@@ -394,12 +443,22 @@ pub async fn load_for_archive(file: Option<&Path>, overrides: &Overrides<'_>) ->
 
 /// Reads file and environment, lays the flags over them, and checks the result.
 pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Config> {
-    let mut figment = Figment::from(Serialized::defaults(Config::default()));
-    match file {
+    let figment = Figment::from(Serialized::defaults(Config::default()));
+    let path = match file {
         Some(path) if !path.is_file() => bail!("configuration file {} does not exist", path.display()),
-        Some(path) => figment = figment.merge(Toml::file_exact(path)),
-        None => figment = figment.merge(Toml::file("cairn.toml")),
-    }
+        Some(path) => path,
+        None => Path::new("cairn.toml"),
+    };
+    // Read once, so that what is said of it is said of the text that was read.
+    let file = match std::fs::read_to_string(path) {
+        Ok(text) => Some(shown::File { path, text }),
+        Err(error) if file.is_none() && error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => bail!("configuration file {} can't be read: {error}", path.display()),
+    };
+    let figment = match &file {
+        Some(file) => figment.merge(Toml::string(&file.text)),
+        None => figment,
+    };
     let config: Config = figment
         .merge(Env::raw().only(&SEED_ENV.map(|(name, _)| name)).map(|name| {
             let known = SEED_ENV.iter().find(|(seed, _)| name == *seed);
@@ -408,8 +467,15 @@ pub fn load(file: Option<&Path>, overrides: &Overrides<'_>) -> anyhow::Result<Co
         .merge(Env::prefixed("CAIRN_").ignore(FOREIGN_ENV).split("__"))
         .merge(Serialized::defaults(overrides))
         .extract()
-        .map_err(|error| anyhow::anyhow!("the configuration can't be used: {}", shown::errors(error)))?;
-    config.check()?;
+        .map_err(|error| {
+            anyhow::anyhow!("the configuration can't be used: {}", shown::errors(error, file.as_ref()))
+        })?;
+    config.check().map_err(|error| {
+        match file.as_ref().and_then(|file| file.place_of(&error.to_string())) {
+            Some(place) => error.context(format!("the configuration can't be used ({place})")),
+            None => error,
+        }
+    })?;
     Ok(config)
 }
 
@@ -418,12 +484,10 @@ impl Config {
     pub fn check(&self) -> anyhow::Result<()> {
         self.chain.check()?;
         if let Chain::Flow(_) = self.chain() {
-            let foreign = [
-                (self.serve.upstream.is_some(), "serve.upstream (--upstream)"),
-                (!self.derive.wrapped_tokens.is_empty(), "derive.wrapped_tokens"),
-            ];
+            let foreign = [(self.serve.upstream.is_some(), "serve.upstream (--upstream)")];
             settings::refuse(&foreign, "EVM chains", "Flow")?;
         }
+        self.serve.proxies()?;
         if let Some(url) = &self.serve.upstream {
             let parsed =
                 Url::parse(url).map_err(|error| anyhow::anyhow!("--upstream {}: {error}", hide_url(url)))?;
@@ -453,10 +517,19 @@ impl Config {
             }
         }
         crate::stores::payload_location(self)?;
-        if let Some(to) = self.ingest.to
-            && to < self.ingest.from
+        let from = match self.ingest.from {
+            First::Height(height) => Some(height),
+            First::BelowHead(_) => None,
+        };
+        for (name, height) in [("--from", from), ("--to", self.ingest.to)] {
+            if let Some(Err(error)) = height.map(Height::believable) {
+                bail!("{name} is {error}");
+            }
+        }
+        if let (Some(to), First::Height(from)) = (self.ingest.to, self.ingest.from)
+            && to < from
         {
-            bail!("--to {to} lies below --from {}", self.ingest.from);
+            bail!("--to {to} lies below --from {from}");
         }
         let positive = [
             ("ingest.max_reorg_depth", self.ingest.max_reorg_depth),
@@ -470,6 +543,7 @@ impl Config {
             ("derive.chunk_heights", self.derive.chunk_heights),
             ("derive.chunk_mib", self.derive.chunk_mib),
             ("derive.poll_ms", self.derive.poll_ms),
+            ("derive.errors_max_per_worker", self.derive.errors_max_per_worker),
             ("repair.sample_heights", self.repair.sample_heights),
             ("payloads.inline_max_bytes", self.payloads.inline_max_bytes),
         ];
@@ -484,9 +558,15 @@ impl Config {
         partitions::check(self)?;
         self.serve.limits.check().map_err(|error| anyhow::anyhow!("serve.limits.{error}"))?;
         self.serve.rest.check().map_err(|error| anyhow::anyhow!("serve.rest.{error}"))?;
+        self.serve.connections.check().map_err(|error| anyhow::anyhow!("serve.connections.{error}"))?;
         crate::derive::check_names(self)?;
-        if self.serve.rpc_listen == self.serve.listen && self.serve.listen.port() != 0 {
-            bail!("--rpc-listen and --listen are both {}; give them different ports", self.serve.listen);
+        let mut addresses = vec![("--rpc-listen", self.serve.rpc_listen), ("--listen", self.serve.listen)];
+        addresses.extend(self.serve.health_listen.map(|address| ("--health-listen", address)));
+        for (at, (name, address)) in addresses.iter().enumerate() {
+            let before = addresses.iter().take(at).find(|(_, other)| other == address && address.port() != 0);
+            if let Some((other, _)) = before {
+                bail!("{other} and {name} are both {address}; give them different ports");
+            }
         }
         Ok(())
     }
@@ -562,9 +642,17 @@ mod tests {
     #[test]
     fn contradictions_are_refused_by_name() {
         let mut config = Config::default();
-        config.ingest.from = 10;
+        config.ingest.from = First::Height(10);
         config.ingest.to = Some(9);
         assert!(config.check().expect_err("reversed").to_string().contains("--to 9"));
+        config.ingest.to = Some(u64::MAX);
+        assert!(
+            config
+                .check()
+                .expect_err("no chain has it")
+                .to_string()
+                .contains("--to is height 18446744073709551615")
+        );
         let mut config = Config::default();
         config.chain.finality = Some("depth:x".into());
         assert!(config.check().expect_err("no number").to_string().contains("chain.finality"));

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cairn_api::rest::WorkerUse;
-use cairn_core::Height;
-use cairn_explorer::decode::evm::transfers::WrappedTokens;
+use cairn_core::{ChainId, Height};
+use cairn_explorer::decode::evm::wrapped::WrappedTokens;
 use cairn_explorer::processors::Settings;
 use cairn_explorer::processors::evm::node::ContractNode;
 use cairn_explorer::processors::flow::node::ScriptNode;
@@ -20,12 +20,14 @@ use cairn_store::derived::{
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
 use crate::access::AccessScripts;
 use crate::chain::Chain;
 use crate::chain::settings::ChainKind;
 use crate::config::{Config, Malformed};
 use crate::node::HttpContractNode;
+use crate::output::say;
 use crate::stores::{self, LateApp};
 
 /// How long it is till the store is looked at again, where workers say that they are done and it doesn't.
@@ -48,11 +50,19 @@ pub struct Asked {
     pub scripts: Option<Arc<dyn ScriptNode>>,
 }
 
-/// The processors that the configuration enables.
-pub fn processors(config: &Config, asked: Asked) -> anyhow::Result<Vec<Processor>> {
+/// The processors that the configuration enables, of blocks of this chain. Without it no wrapped tokens are known: then they only say what they are.
+pub fn processors(
+    config: &Config,
+    asked: Asked,
+    chain_id: Option<ChainId>,
+) -> anyhow::Result<Vec<Processor>> {
     let chain = config.chain();
+    let wrapped = wrapped_tokens(config)?;
+    let wrapped = chain_id.map(wrapped).unwrap_or_default();
     let settings = match chain {
-        Chain::Evm => evm_settings(config, asked.contracts)?,
+        Chain::Evm => {
+            Settings { wrapped, node: contract_node(config, asked.contracts)?, ..Settings::default() }
+        }
         Chain::Flow(network) => {
             let asks = config.derive.ask_node && !config.chain.access.is_empty();
             let scripts = asks.then(|| {
@@ -60,7 +70,7 @@ pub fn processors(config: &Config, asked: Asked) -> anyhow::Result<Vec<Processor
                     .scripts
                     .unwrap_or_else(|| Arc::new(AccessScripts::configured(config, network)) as Arc<_>)
             });
-            Settings { network: Some(network), scripts, ..Settings::default() }
+            Settings { wrapped, network: Some(network), scripts, ..Settings::default() }
         }
     };
     let mut processors = chain.processors(&settings);
@@ -111,8 +121,8 @@ pub fn check_names(config: &Config) -> anyhow::Result<()> {
     if config.chain.says_kind() {
         return check_names_on(config);
     }
-    // Of EVM chains alone, and wrong on any.
-    wrapped_tokens(config)?;
+    // Wrong on any chain.
+    let _checked = wrapped_tokens(config)?;
     let mut other = config.clone();
     other.chain.kind = Some(ChainKind::Flow);
     // The first chain's error is the one to show: nobody spoke of Flow.
@@ -121,36 +131,60 @@ pub fn check_names(config: &Config) -> anyhow::Result<()> {
 
 fn check_names_on(config: &Config) -> anyhow::Result<()> {
     catalog(config)?;
-    in_order_of_upstreams(processors(config, Asked::default())?)?;
+    in_order_of_upstreams(processors(config, Asked::default(), None)?)?;
     Ok(())
 }
 
-fn wrapped_tokens(config: &Config) -> anyhow::Result<WrappedTokens> {
-    Ok(match config.derive.wrapped_tokens.as_slice() {
-        [] => WrappedTokens::Off,
-        [all] if all == "*" => WrappedTokens::Any,
-        listed => {
+/// Says whose `Deposit` and `Withdrawal` events count on a chain: those that the configuration names, else the well-known ones.
+pub fn wrapped_tokens(
+    config: &Config,
+) -> anyhow::Result<impl Fn(ChainId) -> WrappedTokens + Send + Sync + 'static> {
+    let named = match config.derive.wrapped_tokens.as_deref() {
+        None => None,
+        Some([]) => Some(WrappedTokens::Off),
+        Some([all]) if all == "*" => Some(WrappedTokens::Any),
+        Some(listed) => {
             let addresses = listed.iter().map(|address| {
                 address.parse().with_context(|| format!("derive.wrapped_tokens: `{address}` is no address"))
             });
-            WrappedTokens::Listed(addresses.collect::<anyhow::Result<_>>()?)
+            Some(WrappedTokens::Listed(addresses.collect::<anyhow::Result<_>>()?))
         }
-    })
+    };
+    let chain = config.chain();
+    let evm_chain_id = move |id: ChainId| match chain {
+        Chain::Evm => id.0,
+        Chain::Flow(network) => network.evm_chain_id(),
+    };
+    Ok(move |id| named.clone().unwrap_or_else(|| WrappedTokens::known(evm_chain_id(id))))
 }
 
-fn evm_settings(config: &Config, contracts: Option<Arc<dyn ContractNode>>) -> anyhow::Result<Settings> {
-    let wrapped = wrapped_tokens(config)?;
+/// The same for people: addresses, or `*`.
+pub fn wrapped_names(wrapped: WrappedTokens) -> Vec<String> {
+    match wrapped {
+        WrappedTokens::Off => Vec::new(),
+        WrappedTokens::Any => vec!["*".to_owned()],
+        WrappedTokens::Listed(listed) => {
+            listed.iter().map(|address| address.to_string().to_lowercase()).collect()
+        }
+    }
+}
+
+/// The node that is asked about contracts.
+fn contract_node(
+    config: &Config,
+    contracts: Option<Arc<dyn ContractNode>>,
+) -> anyhow::Result<Option<Arc<dyn ContractNode>>> {
     let http = config.chain.rpc.iter().find(|url| url.starts_with("http"));
-    let node = match (contracts, http) {
+    Ok(match (contracts, http) {
         _ if !config.derive.ask_node => None,
         (Some(node), _) => Some(node),
         (None, Some(url)) => {
-            let node = HttpContractNode::new(url)?.with_finality(config.chain.finality()?);
+            let headers = config.chain.rpc_source()?.headers_for(&Url::parse(url)?);
+            let node = HttpContractNode::new(url, &headers)?.with_finality(config.chain.finality()?);
             Some(Arc::new(node) as Arc<_>)
         }
         (None, None) => None,
-    };
-    Ok(Settings { wrapped, node, ..Settings::default() })
+    })
 }
 
 /// The options of this process's deriver.
@@ -169,12 +203,18 @@ pub fn options(config: &Config) -> DeriveOptions {
         chunk_bytes: derive.chunk_mib.saturating_mul(1 << 20),
         recent_bytes: derive.recent_mib.saturating_mul(1 << 20),
         poll_ms: derive.poll_ms,
+        max_open_errors: derive.errors_max_per_worker,
+        closed_errors_kept_ms: match derive.errors_retention_days {
+            0 => None,
+            days => Some(days.saturating_mul(86_400_000)),
+        },
         malformed: match derive.malformed {
             Malformed::Continue => MalformedPolicy::Continue,
             Malformed::Halt => MalformedPolicy::Halt,
         },
         seed: rand::random(),
-        ..DeriveOptions::new(format!("{host}-{}", std::process::id()))
+        // Its own in each run: leases are given back by their owner's name, and containers share host names and process ids.
+        ..DeriveOptions::new(format!("{host}-{}-{:08x}", std::process::id(), rand::random::<u32>()))
     }
 }
 
@@ -198,20 +238,18 @@ impl Work {
         stop: CancellationToken,
     ) -> anyhow::Result<Work> {
         let catalog = catalog(config)?;
-        let processors = processors(config, asked)?;
         let late = Arc::new(LateApp::default());
         let (board, status) = watch::channel(DeriveStatus::default());
         let task = tokio::spawn({
             let (config, late, raw) = (config.clone(), late.clone(), raw.clone());
             async move {
-                if let Err(error) =
-                    run(&config, catalog, processors, raw, errors, hint, &late, &board, stop).await
+                if let Err(error) = run(&config, catalog, asked, raw, errors, hint, &late, &board, stop).await
                 {
                     let message = error.to_string();
                     tracing::error!("derived work halted: {message}");
-                    eprintln!(
+                    say(format_args!(
                         "derived work halted: {message}\nIngestion and what is there already are not touched by it."
-                    );
+                    ));
                     let code = error.downcast_ref::<DeriveError>().map_or("start", DeriveError::code);
                     let halt = Halt { service: None, height: None, code, message };
                     // Who met it may have said more.
@@ -329,7 +367,7 @@ fn waited_for(status: &DeriveStatus) -> Vec<&'static str> {
 async fn run(
     config: &Config,
     catalog: Catalog,
-    processors: Vec<Processor>,
+    asked: Asked,
     raw: Arc<dyn RawReader>,
     errors: Arc<dyn ErrorLog>,
     hint: watch::Receiver<u64>,
@@ -338,24 +376,27 @@ async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let Some(app) = stores::open_app_patiently(config, catalog.clone(), &stop).await? else { return Ok(()) };
-    if config.app.url.is_none() {
-        // This process holds the directory alone: what a predecessor held is free, and a bad end of each range of which it did nothing.
-        loop {
-            match app.release_all().await {
-                Ok(_) => break,
-                Err(error) if error.kind().is_retryable() => {
-                    tracing::warn!(%error, "leases of the process before can't be freed yet; it is tried again");
-                    tokio::select! {
-                        () = tokio::time::sleep(Duration::from_secs(1)) => {}
-                        () = stop.cancelled() => return Ok(()),
-                    }
+    // What processes left that are gone is freed, and a bad end of each range of which they did nothing.
+    let entered = loop {
+        match app.enter().await {
+            Ok(entered) => break entered,
+            Err(error) if error.kind().is_retryable() || matches!(error, StoreError::Database(_)) => {
+                tracing::warn!(%error, "leases of the process before can't be freed yet; it is tried again");
+                tokio::select! {
+                    () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                    () = stop.cancelled() => return Ok(()),
                 }
-                Err(error) => return Err(error.into()),
             }
+            Err(error) => return Err(error.into()),
         }
+    };
+    if entered.released > 0 {
+        tracing::info!(leases = entered.released, "leases of processes that are gone were taken back");
     }
     late.set(app.clone());
     let app: Arc<dyn DerivedStore> = app;
+    let Some(chain_id) = chain_of(&*raw, &stop).await? else { return Ok(()) };
+    let processors = processors(config, asked, Some(chain_id))?;
     let deriver = Deriver::new(raw, app, errors, catalog, processors, options(config))?.with_hint(hint);
     let mut from = deriver.board().subscribe();
     let forward = async {
@@ -373,7 +414,27 @@ async fn run(
     };
     // What it said last, of a halt above all, may not have been forwarded yet.
     board.send_replace(from.borrow().clone());
+    // Its leases are given back; from now on others may take it for gone.
+    drop(entered);
     Ok(ended?)
+}
+
+/// The chain of the raw store, once somebody has made it; `None` where it is to stop before.
+async fn chain_of(raw: &dyn RawReader, stop: &CancellationToken) -> anyhow::Result<Option<ChainId>> {
+    loop {
+        match raw.snapshot().await {
+            Ok(snapshot) => return Ok(Some(snapshot.head().info.chain_id)),
+            Err(StoreError::Invalid(_)) => {}
+            Err(error) if error.kind().is_retryable() || matches!(error, StoreError::Database(_)) => {
+                tracing::warn!(%error, "the raw store can't be read yet; it is tried again");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            () = stop.cancelled() => return Ok(None),
+        }
+    }
 }
 
 /// What a command that only looks needs of the app store.
@@ -402,7 +463,11 @@ mod tests {
             let named =
                 |wanted| uses.iter().filter(|(_, is)| **is == wanted).map(|(name, _)| *name).collect();
             let askers: Vec<&str> = named(WorkerUse::AsksNode);
-            assert_eq!(askers, ["contract_code_worker", "nft_metadata_worker", "token_metadata_worker"]);
+            let mut expected = vec!["contract_code_worker", "nft_metadata_worker", "token_metadata_worker"];
+            if kind == ChainKind::Flow {
+                expected.insert(0, "account_metadata_worker");
+            }
+            assert_eq!(askers, expected);
             let disabled: Vec<&str> = named(WorkerUse::Disabled);
             assert_eq!(disabled, ["stats_worker"]);
             assert_eq!(uses["token_worker"], WorkerUse::Required);
@@ -410,6 +475,25 @@ mod tests {
             assert_eq!(super::uses(&config)["contract_code_worker"], WorkerUse::Disabled);
             config.derive.ask_node = true;
         }
+    }
+
+    #[test]
+    fn e25_wrapped_tokens_are_the_well_known_ones_unless_the_configuration_names_others() {
+        const WETH: &str = "0xc02aaa39b223fe8d0a0e5c4f27ead9083c756cc2";
+        const WFLOW: &str = "0xd3bf53dac106a0290b0483ecbc89d40fcc961f3e";
+        let mut config = Config::default();
+        let names =
+            |config: &Config, id| wrapped_names(wrapped_tokens(config).expect("addresses")(ChainId(id)));
+        assert_eq!(names(&config, 1), [WETH]);
+        assert!(names(&config, 1_337).is_empty());
+        for (listed, shown) in [(vec![], vec![]), (vec!["*"], vec!["*"]), (vec![WFLOW], vec![WFLOW])] {
+            config.derive.wrapped_tokens = Some(listed.into_iter().map(str::to_owned).collect());
+            assert_eq!(names(&config, 1), shown);
+        }
+        config.derive.wrapped_tokens = None;
+        config.chain.kind = Some(ChainKind::Flow);
+        let network = cairn_flow::Network::Mainnet;
+        assert_eq!(names(&config, network.chain_number().0), [WFLOW]);
     }
 
     #[test]

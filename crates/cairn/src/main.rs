@@ -1,5 +1,7 @@
 //! cairn: indexes and archives blockchains.
 
+#![warn(clippy::print_stdout)]
+
 mod access;
 mod chain;
 mod cli;
@@ -13,16 +15,19 @@ mod operators;
 mod output;
 mod progress;
 mod repair;
+mod servers;
 mod service;
+mod start;
 mod stores;
+mod supervise;
+mod telemetry;
 mod upstream;
+mod watch;
 mod wiring;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
 
@@ -32,10 +37,14 @@ const INCOMPLETE: u8 = 3;
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(message) = start_logging(&cli) {
-        eprintln!("error: {message}");
-        return ExitCode::from(2);
-    }
+    // Writes out what waits when it is dropped.
+    let _log = match output::start_logging(cli.log.clone(), cli.log_json) {
+        Ok(guard) => guard,
+        Err(message) => {
+            output::say_error(message);
+            return ExitCode::from(2);
+        }
+    };
     let file = cli.config.as_deref();
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(file, args).await,
@@ -43,6 +52,7 @@ async fn main() -> ExitCode {
         Command::Import(args) => commands::import::import(file, args).await,
         Command::Serve(args) => commands::serve::serve(file, args).await,
         Command::Status(args) => commands::status::status(file, args).await,
+        Command::Backup(args) => commands::backup::backup(file, args).await,
         Command::Leases(args) => commands::leases::leases(file, args).await,
         Command::Workers(args) => commands::workers::workers(file, args).await,
         Command::Errors(args) => commands::errors::errors(file, args).await,
@@ -56,30 +66,11 @@ async fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            output::say_error(format_args!("{error:#}"));
             match error.is::<repair::Incomplete>() {
                 true => ExitCode::from(INCOMPLETE),
                 false => ExitCode::FAILURE,
             }
         }
     }
-}
-
-/// Logs go to standard error. On a terminal the progress bar says what goes well, so that only warnings are logged there.
-fn start_logging(cli: &Cli) -> Result<(), String> {
-    let terminal = std::io::stderr().is_terminal();
-    let filter = match cli.log.clone().or_else(|| std::env::var("CAIRN_LOG").ok()) {
-        Some(filter) => filter,
-        None if terminal => "warn".into(),
-        None => "info".into(),
-    };
-    let filter = EnvFilter::try_new(&filter).map_err(|error| format!("--log {filter}: {error}"))?;
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(terminal).with_writer(std::io::stderr);
-    if cli.log_json {
-        log.json().init()
-    } else {
-        log.init()
-    }
-    Ok(())
 }

@@ -9,14 +9,16 @@ use cairn_explorer::processors::evm::contract_code::MAX_CODE_BYTES;
 use cairn_explorer::processors::evm::node::{CallAnswer, ContractNode};
 use cairn_pipeline::derive::processor::AskError;
 use cairn_source::evm::rpc::classify::{Classifier, ErrorClass, Hint, Symptom};
-use cairn_source::evm::rpc::{FinalityPolicy, retry_after_ms};
+use cairn_source::evm::rpc::{FinalityPolicy, header_map, retry_after_ms};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::config::hide_url;
 
 /// How long one question may take.
-const TIMEOUT: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection is kept while nobody uses it. It is less than a question may take: those that died silently are gone when one ends.
+const IDLE: Duration = Duration::from_secs(5);
 /// The longest answer, in bytes of JSON: code of twice the longest that is kept, as hex; so code that is too long is known as such.
 const MAX_ANSWER_BYTES: usize = 2 * (2 * MAX_CODE_BYTES);
 /// Error codes by which nodes say that a call reverted or can't be run, rather than that the node is in trouble.
@@ -75,13 +77,15 @@ struct AnswerError {
 }
 
 impl HttpContractNode {
-    /// Prepares the way; connects only when it is used.
-    pub fn new(url: &str) -> anyhow::Result<HttpContractNode> {
+    /// Prepares the way, with these headers in every request; connects only when it is used.
+    pub fn new(url: &str, headers: &[(String, String)]) -> anyhow::Result<HttpContractNode> {
         let tls = cairn_source::evm::rpc::tls_config(url.starts_with("https"))?;
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
             .redirect(reqwest::redirect::Policy::none())
+            .default_headers(header_map(headers)?)
             .timeout(TIMEOUT)
+            .pool_idle_timeout(IDLE)
             .build()?;
         Ok(HttpContractNode {
             client,
@@ -117,10 +121,9 @@ impl HttpContractNode {
         let field = |name: &str| header.get(name).and_then(Value::as_str)?.strip_prefix("0x");
         let height = field("number").and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let id = field("hash").and_then(|digits| <[u8; 32]>::try_from(hex::decode(digits).ok()?).ok());
-        match (height, id) {
-            (Some(height), Some(id)) => {
-                Ok(Tagged::Block(BlockRef { height: Height(height), id: BlockId(id) }))
-            }
+        match (height.map(Height::believable), id) {
+            (Some(Ok(height)), Some(id)) => Ok(Tagged::Block(BlockRef { height, id: BlockId(id) })),
+            (Some(Err(error)), _) => Err(self.trouble(format!("{METHOD}: the node says {error}"))),
             _ => Err(self.trouble(format!("{METHOD}: a block without number or hash"))),
         }
     }
@@ -151,8 +154,9 @@ impl HttpContractNode {
         let mut text = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| self.trouble(error.without_url()))? {
             if text.len() + chunk.len() > MAX_ANSWER_BYTES {
-                let message = format!("{method} answered more than {MAX_ANSWER_BYTES} bytes");
-                return Err(AskError::last(message));
+                let message = format!("{method}: HTTP {status}, more than {MAX_ANSWER_BYTES} bytes");
+                // A page with which a node, or what stands before it, refuses says nothing of what was asked.
+                return Err(if status == 200 { AskError::last(message) } else { self.trouble(message) });
             }
             text.extend_from_slice(&chunk);
         }
@@ -198,7 +202,7 @@ impl HttpContractNode {
                 advice: "it doesn't keep the state of that block; put an archive node first in chain.rpc",
             }),
             Hint::Refused => Some(Refusal { reason: "refused", advice: "it refuses this key or path" }),
-            Hint::None | Hint::TimedOut | Hint::NotFound => None,
+            Hint::None | Hint::TimedOut | Hint::NotFound | Hint::Away => None,
         }
     }
 
@@ -322,7 +326,7 @@ mod tests {
             // Whoever has read enough hangs up.
             let _ = stream.write_all((head + &body).as_bytes()).await;
         });
-        HttpContractNode::new(&url).expect("a client")
+        HttpContractNode::new(&url, &[]).expect("a client")
     }
 
     #[tokio::test]
@@ -364,7 +368,7 @@ mod tests {
     async fn every_question_is_about_a_block_on_the_nodes_own_chain() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listens");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let node = HttpContractNode::new(&url).expect("a client");
+        let node = HttpContractNode::new(&url, &[]).expect("a client");
         let hears = async {
             let mut heard = Vec::new();
             for _ in 0..2 {
@@ -421,7 +425,7 @@ mod tests {
                 let _ = stream.write_all((head + &body).as_bytes()).await;
             }
         });
-        HttpContractNode::new(&url).expect("a client").with_finality(finality)
+        HttpContractNode::new(&url, &[]).expect("a client").with_finality(finality)
     }
 
     /// A node at block 1000, whose finalised one is 930.
@@ -489,6 +493,14 @@ mod tests {
             "{}",
             error.message
         );
+    }
+
+    #[tokio::test]
+    async fn k1_a_long_page_of_a_node_that_refuses_is_no_answer() {
+        let node = answering("403 Forbidden", "", "x".repeat(MAX_ANSWER_BYTES + 1)).await;
+        let error = node.code(Address::ZERO, AT).await.expect_err("it refuses");
+        assert_eq!(error.failure, AskFailure::Transient, "{}", error.message);
+        assert!(error.message.contains("HTTP 403"), "{}", error.message);
     }
 
     #[tokio::test]

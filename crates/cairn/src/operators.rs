@@ -15,6 +15,7 @@ use crate::cli::LeaseId;
 use crate::commands::reindex::{self, Stay};
 use crate::commands::{errors, leases, retry, workers};
 use crate::config::Config;
+use crate::output::say;
 use crate::stores::{self, Access, AppStore, RawStore};
 use crate::{derive, output};
 
@@ -200,7 +201,7 @@ async fn done(config: &Config, operation: &Operation, patience: Patience) -> any
             Asked::Ending if !is_ending => {
                 is_ending = true;
                 deadline = Instant::now() + patience.ending;
-                eprintln!("the running cairn is ending; waiting for that");
+                say("the running cairn is ending; waiting for that");
             }
             Asked::Ending | Asked::Nobody => {}
         }

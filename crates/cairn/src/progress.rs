@@ -57,7 +57,7 @@ pub async fn show(
     let terminal = std::io::stderr().is_terminal();
     let bar = terminal.then(|| {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
-        bar.set_style(style("{wide_bar} {pos}/{len} {msg}"));
+        bar.set_style(style("{wide_bar} {pos}/{len}\n{wide_msg}\n{prefix}"));
         bar
     });
     let mut speeds = Speeds::default();
@@ -66,15 +66,19 @@ pub async fn show(
         let now = status.borrow_and_update().clone();
         speeds.add(&now);
         let derived = derived.as_ref().map(|derived| derived.borrow().clone());
-        let line = line(&now, &speeds) + &derived.as_ref().map_or(String::new(), derived_line);
+        let (speed, rest) = lines(&now, &speeds, derived.as_ref());
         if let Some(bar) = &bar {
             let (done, all) = position(&now, derived.as_ref());
             bar.set_length(all);
             bar.set_position(done);
-            bar.set_message(line);
+            bar.set_message(cut(speed));
+            bar.set_prefix(cut(rest));
         } else if logged.elapsed() >= LOG_EVERY {
             logged = Instant::now();
-            tracing::info!("{line}");
+            match rest.is_empty() {
+                true => tracing::info!("{speed}"),
+                false => tracing::info!("{speed}; {rest}"),
+            }
         }
         if has_ended(&now) && (stop.is_cancelled() || is_derived(&now, derived.as_ref())) {
             break;
@@ -111,18 +115,42 @@ fn position(status: &IngestStatus, derived: Option<&DeriveStatus>) -> (u64, u64)
     }
 }
 
+/// The columns of a terminal that nobody made wider.
+const COLUMNS: usize = 80;
+
+/// Cut so that it stays on one line, with a mark where something was left out.
+fn cut(mut line: String) -> String {
+    if let Some((at, _)) = line.char_indices().nth(COLUMNS) {
+        let keep = line[..at].char_indices().last().map_or(0, |(last, _)| last);
+        line.truncate(keep);
+        line.push('…');
+    }
+    line
+}
+
+/// Two lines: how fast it goes, and how far the tables are and what bounds it, which may name every node.
+fn lines(status: &IngestStatus, speeds: &Speeds, derived: Option<&DeriveStatus>) -> (String, String) {
+    let bound = match status.state {
+        IngestState::Backfilling => format!("bounded by {}", status.bound_by),
+        _ => String::new(),
+    };
+    let derived = derived.map(derived_line).unwrap_or_default();
+    let rest = [derived, bound].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
+    (line(status, speeds), rest.join("; "))
+}
+
 fn line(status: &IngestStatus, speeds: &Speeds) -> String {
     let tip = status.tip.map_or("nothing yet".into(), |tip| format!("height {}", tip.height));
     let lag = status.lag_heights().map_or("?".into(), |lag| lag.to_string());
     let (blocks, txs, volume) = speeds.per_second();
-    let speed = format!("{blocks:.0} blocks/s, {txs:.0} tx/s, {}/s", bytes(volume as u64));
+    let speed = format!("{blocks:.0} blk/s, {txs:.0} tx/s, {}/s", bytes(volume as u64));
     match &status.state {
         IngestState::Starting => "starting".into(),
         IngestState::Backfilling => {
             let eta = speeds
                 .eta(status.lag_heights().unwrap_or(0))
-                .map_or("eta ?".into(), |eta| format!("eta {}", indicatif::HumanDuration(eta)));
-            format!("{tip}, {lag} behind, {speed}, {eta}; bounded by {}", status.bound_by)
+                .map_or("eta ?".into(), |eta| format!("eta {:#}", indicatif::HumanDuration(eta)));
+            format!("{tip}, {lag} behind, {speed}, {eta}")
         }
         IngestState::Following => format!("{tip}, at the head (lag {lag}), {} reorgs", status.reorgs),
         IngestState::Waiting(reason) => format!("{tip}, waiting: {reason}"),
@@ -134,12 +162,12 @@ fn line(status: &IngestStatus, speeds: &Speeds) -> String {
 /// How far the tables are, and the worker that is furthest behind.
 fn derived_line(status: &DeriveStatus) -> String {
     if let Some(reason) = &status.halted {
-        return format!("; derived work halted: {reason}");
+        return format!("derived work halted: {reason}");
     }
     let waited_for = status.services.iter().filter(|(_, service)| !service.is_enricher);
     let last = waited_for.min_by_key(|(_, service)| service.next);
     match last.and_then(|(name, service)| Some((name, service.next?.prev()?))) {
-        Some((name, height)) => format!("; derived to {height} ({name})"),
+        Some((name, height)) => format!("derived to {height} ({name})"),
         None => String::new(),
     }
 }
@@ -187,6 +215,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_shown_of_a_mainnet_backfill_fits_into_80_columns() {
+        let mut ingest = StatusBoard::new(Arc::new(SystemClock)).get();
+        ingest.state = IngestState::Backfilling;
+        let tip = Height(11_234_567);
+        ingest.tip = Some(BlockRef { height: tip, id: BlockId([1; 32]) });
+        ingest.target = Some(Height(23_456_789));
+        ingest.bound_by = "the database".into();
+        let mut speeds = Speeds::default();
+        let now = Instant::now();
+        speeds.samples.push_back((now - Duration::from_secs(10), 0, 0, 0));
+        speeds.samples.push_back((now, 12_340, 1_234_560, 2 << 30));
+        let next = Some(Height(11_234_000));
+        let mut derived = DeriveStatus::default();
+        derived.services.insert("nft_item_metadata_worker", ServiceStatus { next, ..Default::default() });
+        let (speed, rest) = lines(&ingest, &speeds, Some(&derived));
+        assert!(speed.contains("1234 blk/s") && speed.contains("123456 tx/s"), "{speed}");
+        assert!(rest.starts_with("derived to 11233999"), "{rest}");
+        assert!(rest.ends_with("bounded by the database"), "{rest}");
+        for line in [speed, rest] {
+            assert!(line.chars().count() <= COLUMNS, "{} columns: {line}", line.chars().count());
+            assert_eq!(cut(line.clone()), line);
+        }
+        assert_eq!(cut("é".repeat(81)), "é".repeat(79) + "…");
+    }
+
+    #[test]
     fn progress_is_shown_until_all_that_was_stored_is_derived() {
         let mut ingest = StatusBoard::new(Arc::new(SystemClock)).get();
         ingest.tip = Some(BlockRef { height: Height(99), id: BlockId([1; 32]) });
@@ -207,8 +261,9 @@ mod tests {
         ingest.state = IngestState::Stopped;
         assert!(has_ended(&ingest) && !is_derived(&ingest, Some(&derived)));
         assert_eq!(position(&ingest, Some(&derived)), (40, 100));
-        let line = line(&ingest, &Speeds::default()) + &derived_line(&derived);
-        assert_eq!(line, "height 99, stopped; derived to 39 (token_worker)");
+        let (speed, rest) = lines(&ingest, &Speeds::default(), Some(&derived));
+        assert_eq!(speed, "height 99, stopped");
+        assert_eq!(rest, "derived to 39 (token_worker)");
         ingest.state = IngestState::Halted("too deep".into());
         assert!(has_ended(&ingest) && !is_derived(&ingest, Some(&derived)));
         // Nobody waits for who asks a node.

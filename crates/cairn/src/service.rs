@@ -2,44 +2,38 @@
 //!
 //! The three share nothing but the stores: derived work that halts leaves ingestion and serving as they are, and so on.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cairn_api::eth::SyncState;
-use cairn_api::health::{HealthState, Readiness, ReadinessLimits};
-use cairn_api::rest::{self, RestState};
-use cairn_api::{EthApi, MetricsText, OpsConfig, RpcServerConfig, ServerHandle, serve_ops, serve_rpc};
 use cairn_core::{Clock, Height, SystemClock};
 use cairn_pipeline::IngestError;
-use cairn_pipeline::derive::status::DeriveStatus;
 use cairn_pipeline::gaps::GapWatch;
 use cairn_pipeline::ingest::{FillOptions, Finished, IngestOptions, Ingester, Reports};
-use cairn_pipeline::status::{Halt, IngestState, IngestStatus, StatusBoard};
+use cairn_pipeline::status::{Halt, IngestState, StatusBoard};
 use cairn_source::ChainSource;
-use cairn_store::derived::{Catalog, DerivedReader, ErrorLog};
-use cairn_store::{RawReader, StoreInfo};
-use tokio::sync::watch;
+use cairn_store::derived::{DerivedReader, ErrorLog};
+use cairn_store::{HeadRow, RawReader, StoreInfo};
+use tokio::sync::watch::channel;
 use tokio_util::sync::CancellationToken;
 
-use crate::chain::Chain;
 use crate::cli::Role;
+use crate::config::first::First;
 use crate::config::{Config, hide_url};
 use crate::derive::{Asked, Work};
+use crate::output::say;
 use crate::progress;
 use crate::repair::fetch::Fetch;
 use crate::repair::nightly::{self, Nightly};
+use crate::servers::{Parts, Served, Servers};
+use crate::start::Patience;
 use crate::stores::{self, Access, LateApp, RawStore};
-use crate::upstream::HttpUpstream;
+use crate::supervise::supervise;
 
 /// How long the ingester has to finish its commit when asked to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// How long the last reports have to be written to the error log.
 const REPORTS_PATIENCE: Duration = Duration::from_secs(2);
-/// How often the store's head is looked at for health and subscriptions, in milliseconds.
-const WATCH_STORE_MS: u64 = 250;
-
 /// How often an app store is looked for that isn't there yet.
 const APP_EVERY: Duration = Duration::from_secs(2);
 /// How often the partition manager looks.
@@ -51,38 +45,6 @@ const MAX_PARTITION_ROUNDS: u32 = 64;
 
 /// Tells a person what is served where.
 pub type Announce = Box<dyn FnOnce(&Served) + Send>;
-
-/// What is served where, a line each.
-#[derive(Debug, Clone)]
-pub struct Served {
-    /// Where JSON-RPC is; `None` where this process doesn't serve it.
-    pub rpc_url: Option<String>,
-    /// Where health, metrics and, where there are answers, REST are.
-    pub ops_url: String,
-    /// Whether this process answers at all.
-    pub answers: bool,
-    /// The chain.
-    pub chain: Chain,
-}
-
-impl fmt::Display for Served {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ops = &self.ops_url;
-        match &self.rpc_url {
-            Some(rpc) => writeln!(f, "JSON-RPC   {rpc} (HTTP and WebSocket)")?,
-            None if self.answers => writeln!(
-                f,
-                "JSON-RPC   none: its methods are those of EVM chains, and this is {}",
-                self.chain.name()
-            )?,
-            None => {}
-        }
-        if self.answers {
-            writeln!(f, "REST       {ops}/v1/status   {ops}/v1/docs")?;
-        }
-        write!(f, "health     {ops}/readyz   metrics {ops}/metrics")
-    }
-}
 
 /// What to take and from where.
 pub struct Job {
@@ -107,25 +69,25 @@ pub struct Job {
 
 /// Ingests, derives and serves until the work is done or somebody asks it to stop.
 pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
-    let store = stores::open_raw_patiently(config).await?;
+    let store = stores::open_raw_patiently(config, Access::Write).await?;
     // Made before anybody reads it; also the moment where a store of another chain is refused.
     let head = store.init(job.info.clone()).await?;
-    if head.tip.is_none() && Height(config.ingest.from) < job.first_height {
+    let first = first_height(config, &job, &head).await?;
+    if head.tip.is_none() && first < job.first_height {
         bail!(
-            "the nodes serve no height below {0}, and a new archive is to begin at {1}: use --from {0}, or add nodes of the sporks before",
+            "the nodes serve no height below {0}, and a new archive is to begin at {first}: use --from {0}, or add nodes of the sporks before",
             job.first_height,
-            config.ingest.from
         );
     }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let board = StatusBoard::new(clock.clone());
-    let options = ingest_options(config, job.info, job.exit_after_head);
+    let options = ingest_options(config, first, job.info, job.exit_after_head);
     let (reports, report_writer) = Reports::new();
     let ingester = Ingester::new(job.source.clone(), store.clone(), clock, board.clone(), options)
         .with_reports(reports.clone());
 
     let stop = CancellationToken::new();
-    let (wake, new_head) = watch::channel(0);
+    let (wake, new_head) = channel(0);
     // The store's own connections are the ingester's. Whatever goes on beside it has others: workers, the error log, repair and upkeep these, people who ask
     // again others (P08).
     let beside = store.clone().beside("cairn raw work")?;
@@ -180,7 +142,10 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         }
     };
     (job.announce)(&servers.served);
-    tokio::spawn(manage_partitions(beside.clone(), stop.clone()));
+    supervise("partitions", stop.clone(), {
+        let (store, stop) = (beside.clone(), stop.clone());
+        move || manage_partitions(store.clone(), stop.clone())
+    });
     let gaps = GapWatch {
         source: job.source.clone(),
         store: working.clone(),
@@ -190,9 +155,15 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         reports,
     };
     let reporting = tokio::spawn(report_writer.write(beside.clone() as Arc<dyn ErrorLog>));
-    tokio::spawn(gaps.run(stop.clone()));
+    supervise("gaps", stop.clone(), {
+        let stop = stop.clone();
+        move || gaps.clone().run(stop.clone())
+    });
     if config.raw.denormalize_events {
-        tokio::spawn(denormalize_events(beside.clone(), config.ingest.max_reorg_depth, stop.clone()));
+        supervise("event-lists", stop.clone(), {
+            let (store, depth, stop) = (beside.clone(), config.ingest.max_reorg_depth, stop.clone());
+            move || denormalize_events(store.clone(), depth, stop.clone())
+        });
     }
     let nightly = Nightly {
         raw: beside,
@@ -200,7 +171,7 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
         reader: working,
         app: work.as_ref().map(|work| work.late.clone()),
     };
-    tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
+    nightly::start(config, nightly, &stop);
     let showing =
         tokio::spawn(progress::show(board.subscribe(), work.as_ref().map(Work::status), stop.clone()));
     let ingesting = tokio::spawn({
@@ -242,9 +213,9 @@ pub async fn run(config: &Config, job: Job) -> anyhow::Result<()> {
 
 /// Derives only, from a raw store that another process fills, until told to stop.
 pub async fn work(config: &Config) -> anyhow::Result<()> {
-    let raw = stores::open_raw(config, Access::Write).await?;
+    let raw = stores::open_raw_patiently(config, Access::Write).await?;
     let stop = CancellationToken::new();
-    let (wake, new_head) = watch::channel(0);
+    let (wake, new_head) = channel(0);
     let work = Work::start(
         config,
         raw.clone(),
@@ -256,7 +227,7 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
     let mut status = work.status();
     let nightly =
         Nightly { raw: raw.clone(), fetch: None, reader: raw.clone(), app: Some(work.late.clone()) };
-    tokio::spawn(nightly::run(config.clone(), nightly, stop.clone()));
+    nightly::start(config, nightly, &stop);
     let app = Some(work.reader());
     let parts = Parts {
         reader: raw.clone(),
@@ -277,11 +248,11 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
             return Err(error);
         }
     };
-    eprintln!(
+    say(format_args!(
         "deriving {}; health {ops}/readyz   metrics {ops}/metrics",
         config.chain().name(),
         ops = servers.served.ops_url
-    );
+    ));
     let halted = async {
         match status.wait_for(|status| status.halted.is_some()).await {
             Ok(status) => status.halted.as_ref().map(Halt::to_string).unwrap_or_default(),
@@ -303,13 +274,13 @@ pub async fn work(config: &Config) -> anyhow::Result<()> {
 
 /// Answers only, from stores that other processes fill, until told to stop.
 pub async fn serve(config: &Config) -> anyhow::Result<()> {
-    let reader = stores::open_reader(config, Access::Read).await?;
+    let reader: Arc<dyn RawReader> = stores::open_raw_patiently(config, Access::Read).await?;
     let stop = CancellationToken::new();
     let app = match config.derive.enabled {
         true => open_app_to_read(config, stop.clone()).await,
         false => None,
     };
-    let (wake, new_head) = watch::channel(0);
+    let (wake, new_head) = channel(0);
     let parts = Parts {
         reader: reader.clone(),
         watched: reader,
@@ -322,16 +293,16 @@ pub async fn serve(config: &Config) -> anyhow::Result<()> {
     };
     let servers = Servers::start(config, parts, stop).await?;
     match &config.raw.url {
-        Some(url) => eprintln!("serving {} read only", hide_url(url)),
-        None => eprintln!("serving {} read only", config.data_dir.display()),
+        Some(url) => say(format_args!("serving {} read only", hide_url(url))),
+        None => say(format_args!("serving {} read only", config.data_dir.display())),
     }
-    eprintln!("{}", servers.served);
+    say(&servers.served);
     stop_signal().await;
     servers.stop().await;
     Ok(())
 }
 
-/// The app store to read from. On PostgreSQL it is waited for beside everything else where it isn't there yet, or nobody has made its tables.
+/// The app store to read from. Where it isn't there yet, or nobody has made its tables, it is waited for beside everything else.
 async fn open_app_to_read(config: &Config, stop: CancellationToken) -> Option<Arc<dyn DerivedReader>> {
     let catalog = match crate::derive::catalog(config) {
         Ok(catalog) => catalog,
@@ -340,33 +311,30 @@ async fn open_app_to_read(config: &Config, stop: CancellationToken) -> Option<Ar
             return None;
         }
     };
-    match stores::open_app(config, catalog.clone(), Access::Read).await {
-        Ok(store) => Some(store as Arc<dyn DerivedReader>),
-        Err(error) if config.app.url.is_some() => {
-            eprintln!("derived tables are not served yet: {error}");
-            let late = Arc::new(LateApp::default());
-            tokio::spawn({
-                let (config, late) = (config.clone(), late.clone());
-                async move {
-                    loop {
-                        tokio::select! {
-                            () = stop.cancelled() => return,
-                            () = tokio::time::sleep(APP_EVERY) => {}
-                        }
-                        match stores::open_app(&config, catalog.clone(), Access::Read).await {
-                            Ok(store) => return late.set(store),
-                            Err(error) => tracing::debug!(%error, "derived tables are not served yet"),
-                        }
-                    }
+    let error = match stores::open_app(config, catalog.clone(), Access::Read).await {
+        Ok(store) => return Some(store),
+        Err(error) => error,
+    };
+    say(format_args!(
+        "derived tables are not served yet: {error}; a process that derives creates them. For an archive without them, set derive.enabled = false"
+    ));
+    let late = Arc::new(LateApp::default());
+    tokio::spawn({
+        let (config, late) = (config.clone(), late.clone());
+        async move {
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(APP_EVERY) => {}
                 }
-            });
-            Some(late)
+                match stores::open_app(&config, catalog.clone(), Access::Read).await {
+                    Ok(store) => return late.set(store),
+                    Err(error) => tracing::debug!(%error, "derived tables are not served yet"),
+                }
+            }
         }
-        Err(error) => {
-            eprintln!("derived tables are not served: {error}");
-            None
-        }
-    }
+    });
+    Some(late)
 }
 
 /// The partition manager of the raw store: partitions ahead of the tip, and in a backfill indexes of those that are full. The process that ingests
@@ -431,9 +399,9 @@ async fn ended_work(
         Ok(_) => Ok(()),
         Err(error) if script => Err(error.into()),
         Err(error) => {
-            eprintln!(
+            say(format_args!(
                 "ingestion halted: {error}\nWhat is stored is left as it is, and still served (stop with Ctrl-C)."
-            );
+            ));
             std::future::pending().await
         }
     }
@@ -448,16 +416,51 @@ async fn wait_for_stop(board: &StatusBoard) {
     }
 }
 
-fn ingest_options(config: &Config, info: StoreInfo, exit_after_head: bool) -> IngestOptions {
+/// Where the archive begins. What is counted from the head is only counted for an archive without a block; it begins at a final block, where the chain
+/// knows which are: the first block of an archive can't be undone.
+async fn first_height(config: &Config, job: &Job, head: &HeadRow) -> anyhow::Result<Height> {
+    let (below, stored) = match (config.ingest.from, head.first) {
+        (First::Height(first), Some(_)) => return Ok(Height(first)),
+        (First::BelowHead(_), Some(first)) => return Ok(first),
+        (First::Height(first), None) if job.exit_after_head => return Ok(Height(first)),
+        (First::Height(first), None) => (0, Some(Height(first))),
+        (First::BelowHead(below), None) => (below, None),
+    };
+    let mut start = Patience::of(config);
+    let heads = loop {
+        match job.source.heads().await {
+            Ok(heads) => break heads,
+            // The ingester waits for it and says so.
+            Err(_) if let Some(first) = stored => return Ok(first),
+            Err(error) => start.wait_for("the node's head", error.into()).await?,
+        }
+    };
+    let latest = heads.latest.block.height;
+    if let Some(first) = stored {
+        if first > latest {
+            say(format_args!(
+                "the node's newest block is {latest}, and the archive is to begin at {first}: nothing is stored before the node has it. `--from latest` begins at the head"
+            ));
+        }
+        return Ok(first);
+    }
+    let last = heads.finalized.map_or(latest, |finalized| finalized.height);
+    let first = latest.saturating_sub(below).min(last);
+    say(format_args!("the archive begins at block {first}; the node's newest block is {latest}"));
+    Ok(first)
+}
+
+fn ingest_options(config: &Config, first: Height, info: StoreInfo, exit_after_head: bool) -> IngestOptions {
     let ingest = &config.ingest;
     IngestOptions {
-        start: Height(ingest.from),
+        start: first,
         stop_inclusive: ingest.to.map(Height),
         exit_after_head,
         max_reorg_depth_blocks: ingest.max_reorg_depth,
         budget_bytes: ingest.budget_mib.saturating_mul(1 << 20),
         poll_ms: ingest.poll_ms,
         confirmations: ingest.confirmations,
+        head_quorum: config.chain.head_quorum(),
         fill: (ingest.fill_workers > 0).then(|| FillOptions {
             workers: ingest.fill_workers,
             range_heights: ingest.fill_range_heights,
@@ -468,224 +471,14 @@ fn ingest_options(config: &Config, info: StoreInfo, exit_after_head: bool) -> In
     }
 }
 
-/// The two servers over one archive.
-pub struct Servers {
-    rpc: Option<ServerHandle>,
-    ops: ServerHandle,
-    watcher: tokio::task::JoinHandle<()>,
-    stop: CancellationToken,
-    /// What is where.
-    pub served: Served,
-}
-
-/// What the servers answer from.
-pub struct Parts {
-    /// The raw store, for answers.
-    pub reader: Arc<dyn RawReader>,
-    /// The raw store, for health and for who waits for new heads: answers may use up their own connections.
-    pub watched: Arc<dyn RawReader>,
-    /// The derived tables, where there are any here.
-    pub app: Option<Arc<dyn DerivedReader>>,
-    /// The ingester's status, where there is one in this process.
-    pub status: Option<watch::Receiver<IngestStatus>>,
-    /// What derived work says of itself, where it is done in this process.
-    pub derived: Option<watch::Receiver<DeriveStatus>>,
-    /// Is told of each new head.
-    pub wake: watch::Sender<u64>,
-    /// Hears of it.
-    pub new_head: watch::Receiver<u64>,
-    /// Whether to serve REST and, of an EVM chain, JSON-RPC, beside health and metrics.
-    pub answers: bool,
-}
-
-impl Servers {
-    /// Starts them.
-    pub async fn start(config: &Config, parts: Parts, stop: CancellationToken) -> anyhow::Result<Servers> {
-        let serve = &config.serve;
-        let chain = config.chain();
-        let rpc = match parts.answers && chain.has_json_rpc() {
-            true => Some(start_rpc(config, &parts).await?),
-            false => None,
-        };
-        let rpc_url = rpc.as_ref().map(|rpc| format!("http://{}", rpc.local_addr()));
-        let limits = ReadinessLimits {
-            max_lag_blocks: Some(config.health.max_lag_heights),
-            max_idle_ms: Some(config.health.max_age_s.saturating_mul(1_000)),
-            max_tip_age_ms: None,
-        };
-        let health =
-            Arc::new(HealthState::new(limits, Arc::new(SystemClock)).up_to(config.ingest.to.map(Height)));
-        let readiness: Arc<dyn Readiness> = health.clone();
-        let Parts { reader, watched, app, status, derived, wake, new_head, answers } = parts;
-        let mut ops_config =
-            OpsConfig { listen: serve.listen, rpc_url: rpc_url.clone(), ..OpsConfig::default() };
-        if answers {
-            let catalog: Catalog = crate::derive::catalog(config)?;
-            let rest = RestState {
-                chain: chain.rest(),
-                raw: reader,
-                app,
-                catalog,
-                upstreams: chain.upstreams(),
-                workers: crate::derive::uses(config),
-                halts: halts_of(status.clone(), derived.clone()),
-                search_term: cairn_explorer::processors::evm::token_metadata::search_term,
-                limits: serve.rest.clone(),
-                new_head: Some(new_head),
-                stop: stop.clone(),
-            };
-            ops_config.more = rest::router(rest).context("the REST document can't be made; this is a bug")?;
-        }
-        let ops = serve_ops(ops_config, readiness, metrics_text()?).await.with_context(|| {
-            format!("can't listen on {}; choose another address with --listen", serve.listen)
-        })?;
-        let served = Served { rpc_url, ops_url: format!("http://{}", ops.local_addr()), answers, chain };
-        let watcher = tokio::spawn(watch_all(watched, health, wake, status, derived, stop.clone()));
-        Ok(Servers { rpc, ops, watcher, stop, served })
-    }
-
-    /// Stops both; requests under way get their answers.
-    pub async fn stop(self) {
-        self.stop.cancel();
-        if let Some(rpc) = self.rpc {
-            rpc.shutdown().await;
-        }
-        self.ops.shutdown().await;
-        self.watcher.abort();
-    }
-}
-
-async fn start_rpc(config: &Config, parts: &Parts) -> anyhow::Result<ServerHandle> {
-    let serve = &config.serve;
-    let mut api = EthApi::new(parts.reader.clone(), serve.limits.clone());
-    if let Some(url) = &serve.upstream {
-        api = api.with_upstream(Arc::new(HttpUpstream::new(url)?));
-    }
-    if let Some(status) = parts.status.clone() {
-        api = api.with_syncing(Arc::new(move || sync_state(&status.borrow())));
-    }
-    let rpc_config = RpcServerConfig {
-        listen: serve.rpc_listen,
-        allowed_hosts: serve.allowed_hosts.clone(),
-        allowed_origins: serve.allowed_origins.clone(),
-    };
-    serve_rpc(rpc_config, api, Some(parts.new_head.clone())).await.with_context(|| {
-        format!("can't listen on {}; choose another address with --rpc-listen", serve.rpc_listen)
-    })
-}
-
-/// Feeds health from the store and, where it is in this process, from the ingester.
-async fn watch_all(
-    reader: Arc<dyn RawReader>,
-    health: Arc<HealthState>,
-    wake: watch::Sender<u64>,
-    status: Option<watch::Receiver<IngestStatus>>,
-    derived: Option<watch::Receiver<DeriveStatus>>,
-    stop: CancellationToken,
-) {
-    let store = cairn_api::health::watch_store(reader, health.clone(), wake, WATCH_STORE_MS, stop);
-    let ingester = async {
-        match status {
-            Some(status) => watch_ingester(&health, status).await,
-            None => std::future::pending().await,
-        }
-    };
-    let deriver = async {
-        match derived {
-            Some(derived) => watch_deriver(&health, derived).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = store => {}
-        () = ingester => {}
-        () = deriver => {}
-    }
-}
-
-/// What of this process has stopped, for `/v1/status`.
-fn halts_of(
-    status: Option<watch::Receiver<IngestStatus>>,
-    derived: Option<watch::Receiver<DeriveStatus>>,
-) -> rest::Halts {
-    Arc::new(move || {
-        let ingestion = status.as_ref().and_then(|status| status.borrow().halt.clone());
-        let (mut ranges, mut halted) = (Vec::new(), None);
-        if let Some(derived) = &derived {
-            let derived = derived.borrow();
-            halted = derived.halted.clone();
-            let range = |service: &str, height, code: &str| rest::Halt {
-                part: rest::HaltedPart::Range,
-                service: Some(service.to_owned()),
-                height: Some(height),
-                code: code.to_owned(),
-            };
-            ranges.extend(derived.seams.iter().map(|seam| range(&seam.service, seam.at, "range-seam")));
-            let gaps = derived.open_gaps.iter();
-            ranges.extend(gaps.map(|gap| range(&gap.service, gap.missing.start(), "range-lost")));
-        }
-        let of = |part, halt: Halt| rest::Halt {
-            part,
-            service: halt.service.map(str::to_owned),
-            height: halt.height,
-            code: halt.code.to_owned(),
-        };
-        let ingestion = ingestion.map(|halt| of(rest::HaltedPart::Ingestion, halt));
-        let halted = halted.map(|halt| of(rest::HaltedPart::Derived, halt));
-        ingestion.into_iter().chain(halted).chain(ranges).collect()
-    })
-}
-
-/// Tells of a halt of derived work, which is for good.
-async fn watch_deriver(health: &HealthState, mut status: watch::Receiver<DeriveStatus>) {
-    metrics::gauge!("cairn_derived_halted").set(0.0);
-    if let Ok(status) = status.wait_for(|status| status.halted.is_some()).await {
-        metrics::gauge!("cairn_derived_halted").set(1.0);
-        health.derived_halted(status.halted.as_ref().map(Halt::to_string).unwrap_or_default());
-    }
-    std::future::pending().await
-}
-
-async fn watch_ingester(health: &HealthState, mut status: watch::Receiver<IngestStatus>) {
-    let mut answered_at_ms = 0;
-    loop {
-        let now = status.borrow_and_update().clone();
-        if let Some(head) = now.source_head.filter(|_| now.source_answered_at_ms != answered_at_ms) {
-            answered_at_ms = now.source_answered_at_ms;
-            health.source_head(head);
-        }
-        if let IngestState::Halted(message) = &now.state {
-            health.halted(message.clone());
-        }
-        if status.changed().await.is_err() {
-            return std::future::pending().await;
-        }
-    }
-}
-
-fn sync_state(status: &IngestStatus) -> Option<SyncState> {
-    let (highest, current) = (status.target?, status.tip?.height);
-    (highest > current).then(|| SyncState { starting: status.first.unwrap_or(current), current, highest })
-}
-
-/// Installs the metrics recorder and gives its text.
-fn metrics_text() -> anyhow::Result<MetricsText> {
-    let handle = metrics_exporter_prometheus::PrometheusBuilder::new()
-        .install_recorder()
-        .context("can't install the metrics recorder")?;
-    cairn_api::describe_metrics();
-    Ok(Arc::new(move || {
-        handle.run_upkeep();
-        handle.render()
-    }))
-}
-
 /// Waits for Ctrl-C or SIGTERM and says which came. A second one ends the process at once.
 pub async fn stop_signal() -> &'static str {
     let name = one_signal().await;
     tokio::spawn(async {
         one_signal().await;
-        eprintln!("stopping at once; nothing that was committed is lost");
+        say("stopping at once; nothing that was committed is lost");
+        // The line is written by another thread.
+        tokio::time::sleep(Duration::from_millis(50)).await;
         std::process::exit(130);
     });
     name

@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chain;
 use crate::config::{Config, DatabaseConfig, hide_url};
+use crate::output::say;
+use crate::start::{self, Patience};
 
 /// Everything that a raw database can do.
 #[async_trait]
@@ -208,6 +210,31 @@ pub async fn stored_chain(config: &Config) -> anyhow::Result<Option<ChainId>> {
     }
 }
 
+/// Waits for a raw database on PostgreSQL that isn't there yet. Where only the archive can say of which chain it is, for the archive too.
+pub async fn await_raw(config: &Config) -> anyhow::Result<()> {
+    if config.raw.url.is_none() {
+        return Ok(());
+    }
+    let needs_archive = !config.chain.says_kind();
+    let mut start = Patience::of(config);
+    loop {
+        let error = match stored_chain(config).await {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) if !needs_archive => return Ok(()),
+            Ok(None) => anyhow::anyhow!("nobody has made the archive yet; `cairn run --role ingest` does"),
+            Err(error) => error,
+        };
+        let is_old = matches!(error.downcast_ref(), Some(StoreError::OldSchema { .. }));
+        let has_come = (is_old && !needs_archive)
+            || error.downcast_ref().is_some_and(|error: &StoreError| !start::may_come(error));
+        // What is wrong for good is said by whoever opens it.
+        if has_come {
+            return Ok(());
+        }
+        start.wait_for("the raw database", error).await?;
+    }
+}
+
 /// Opens the raw store. One of another chain than the configuration says is refused.
 pub async fn open_raw(config: &Config, access: Access) -> anyhow::Result<Arc<dyn RawStore>> {
     let store = open_unchecked(config, access).await?;
@@ -348,29 +375,38 @@ pub fn holder_name(holder: Option<u32>) -> String {
     holder.map_or("another process".into(), |id| format!("process {id}"))
 }
 
-/// Opens the raw store for a process that is to stay, waiting a little where another one holds it.
-pub async fn open_raw_patiently(config: &Config) -> anyhow::Result<Arc<dyn RawStore>> {
-    open_raw_within(config, LOCK_WITHIN).await
+/// Opens the raw store for a process that is to stay: it waits for a database that isn't there yet, and a little where another process holds the store.
+pub async fn open_raw_patiently(config: &Config, access: Access) -> anyhow::Result<Arc<dyn RawStore>> {
+    open_raw_within(config, access, LOCK_WITHIN).await
 }
 
-async fn open_raw_within(config: &Config, patience: Duration) -> anyhow::Result<Arc<dyn RawStore>> {
+async fn open_raw_within(
+    config: &Config,
+    access: Access,
+    patience: Duration,
+) -> anyhow::Result<Arc<dyn RawStore>> {
     let deadline = Instant::now() + patience;
+    let mut start = Patience::of(config);
     let mut is_told = false;
     loop {
-        let error = match open_raw(config, Access::Write).await {
+        let error = match open_raw(config, access).await {
             Ok(store) => return Ok(store),
             Err(error) => error,
         };
+        if start::is_awaited(&error) && config.raw.url.is_some() {
+            start.wait_for("the raw database", error).await?;
+            continue;
+        }
         let Some(StoreError::Locked { what, holder }) = error.downcast_ref() else { return Err(error) };
         if Instant::now() >= deadline {
             return Err(error);
         }
         if !std::mem::replace(&mut is_told, true) {
-            eprintln!(
+            say(format_args!(
                 "waiting up to {} s for {what}, which {} holds",
                 patience.as_secs(),
                 holder_name(*holder)
-            );
+            ));
         }
         tokio::time::sleep(LOCK_EVERY).await;
     }
@@ -424,7 +460,7 @@ pub async fn open_app_patiently(
         // Where blocks are in a file of the same directory, this process holds that: only a command that ends by itself can have the other.
         let may_be_held = config.raw.url.is_none() || Instant::now() < lock_deadline;
         let is_held = matches!(error, StoreError::Locked { .. }) && may_be_held;
-        if !is_held && error.kind() != ErrorKind::Retry {
+        if !is_held && error.kind() != ErrorKind::Retry && !start::may_come(&error) {
             return Err(error);
         }
         tracing::warn!(%error, "the app store can't be reached; ingestion goes on without it");
@@ -451,11 +487,12 @@ mod tests {
         let config = Config { data_dir: dir.path().into(), ..Config::default() };
         let held = open_raw(&config, Access::Write).await.expect("opens");
         let patience = Duration::from_millis(300);
-        let Err(error) = open_raw_within(&config, patience).await else { panic!("two write") };
+        let Err(error) = open_raw_within(&config, Access::Write, patience).await else { panic!("two write") };
         let error = format!("{error:#}");
         assert!(error.contains("cairn.lock") && error.contains(&std::process::id().to_string()), "{error}");
-        let waiting =
-            tokio::spawn(async move { open_raw_within(&config, Duration::from_secs(10)).await.map(drop) });
+        let waiting = tokio::spawn(async move {
+            open_raw_within(&config, Access::Write, Duration::from_secs(10)).await.map(drop)
+        });
         tokio::time::sleep(patience).await;
         assert!(!waiting.is_finished(), "it waits for nobody");
         drop(held);

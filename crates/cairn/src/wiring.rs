@@ -7,17 +7,17 @@ use anyhow::{Context, bail};
 use bytes::Bytes;
 use cairn_core::{ChainId, Height};
 use cairn_flow::Network;
-use cairn_source::evm::rpc::{RpcConfig, RpcSource};
+use cairn_source::ChainSource;
+use cairn_source::evm::rpc::RpcSource;
 use cairn_source::flow::FlowSource;
 use cairn_source::verify::{Verified, VerifyOptions};
-use cairn_source::{ChainSource, SourceError};
 use cairn_store::StoreInfo;
-use url::Url;
 
 use crate::access::AccessScripts;
 use crate::chain::Chain;
 use crate::config::Config;
 use crate::derive::Asked;
+use crate::start::{self, Patience};
 
 /// The largest genesis file that is read, in bytes.
 const MAX_GENESIS_BYTES: u64 = 256 << 20;
@@ -32,6 +32,21 @@ pub struct Nodes {
     pub first_height: Height,
     /// The same nodes for who asks: on Flow, where all that is asked of one has one pace.
     pub asked: Asked,
+}
+
+/// Connects to the configured nodes, and waits for nodes that are away or refuse. A node of another chain, and settings that can't be used, are errors.
+pub async fn connect_waiting(config: &Config) -> anyhow::Result<Nodes> {
+    let mut start = Patience::of(config);
+    loop {
+        let error = match connect(config).await {
+            Ok(nodes) => return Ok(nodes),
+            Err(error) => error,
+        };
+        if !start::is_awaited(&error) {
+            return Err(error);
+        }
+        start.wait_for("a node", error).await?;
+    }
 }
 
 /// Connects to the configured nodes.
@@ -66,14 +81,7 @@ pub async fn connect(config: &Config) -> anyhow::Result<Nodes> {
 /// Connects to the access nodes. Their source checks by itself.
 pub async fn connect_flow(config: &Config, network: Network) -> anyhow::Result<FlowSource> {
     let source = config.chain.flow_source(network, config.ingest.max_reorg_depth)?;
-    FlowSource::connect(source).await.map_err(|error| match error {
-        SourceError::WrongChain { endpoint, found, expected } => anyhow::anyhow!(
-            "{endpoint} serves {}, expected {}; set chain.network (--network), or remove the node",
-            Chain::name_of(found),
-            Chain::name_of(expected)
-        ),
-        error => anyhow::Error::from(error).context("can't use the access node"),
-    })
+    FlowSource::connect(source).await.context("can't use the access node")
 }
 
 async fn connect_evm(config: &Config) -> anyhow::Result<RpcSource> {
@@ -82,14 +90,7 @@ async fn connect_evm(config: &Config) -> anyhow::Result<RpcSource> {
             "no node is given: use --rpc http://HOST:PORT, or --flow-access HOST:PORT for Flow (or `cairn demo` to try without one)"
         );
     }
-    let urls = config.chain.rpc.iter().map(|url| Url::parse(url)).collect::<Result<Vec<_>, _>>()?;
-    let mut rpc = RpcConfig::new(urls);
-    rpc.expected_chain = config.chain.chain_id.map(ChainId);
-    rpc.finality = config.chain.finality()?;
-    rpc.profile = config.chain.profile()?;
-    rpc.traces = config.chain.traces;
-    rpc.seed = rand::random();
-    RpcSource::connect(rpc).await.context("can't use the node")
+    RpcSource::connect(config.chain.rpc_source()?).await.context("can't use the node")
 }
 
 /// What a store is made with.

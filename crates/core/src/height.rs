@@ -13,15 +13,22 @@ pub struct Height(pub u64);
 impl Height {
     /// The genesis height.
     pub const ZERO: Height = Height(0);
+    /// The highest height that a chain is believed to have. Stores keep signed 64-bit numbers; twice this fits, so sums with a height don't overflow.
+    pub const MAX: Height = Height((1 << 62) - 1);
+
+    /// A height from outside: a node, a file, an operator.
+    pub const fn believable(n: u64) -> Result<Height, ImpossibleHeight> {
+        if n > Height::MAX.0 { Err(ImpossibleHeight(n)) } else { Ok(Height(n)) }
+    }
 
     /// The plain number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The next height.
+    /// The next height. There is none above `u64::MAX`, the end of ranges without an end.
     pub const fn next(self) -> Height {
-        Height(self.0 + 1)
+        Height(self.0.saturating_add(1))
     }
 
     /// The height before, or `None` at genesis.
@@ -58,7 +65,7 @@ impl From<u64> for Height {
 impl Add<u64> for Height {
     type Output = Height;
     fn add(self, heights: u64) -> Height {
-        Height(self.0 + heights)
+        Height(self.0.saturating_add(heights))
     }
 }
 
@@ -68,6 +75,11 @@ impl Sub<u64> for Height {
         Height(self.0 - heights)
     }
 }
+
+/// A number above [`Height::MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("height {0}, which no chain has; the highest that cairn takes is {max}", max = Height::MAX)]
+pub struct ImpossibleHeight(pub u64);
 
 /// A half-open range of heights: `start_inclusive..end_exclusive`. Never reversed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -167,6 +179,18 @@ mod tests {
         assert!(r.contains(Height(3)) && !r.contains(Height(6)));
         assert!(HeightRange::new(Height(6), Height(3)).is_empty());
         assert_eq!(HeightRange::new(Height(6), Height(3)).last(), None);
+    }
+
+    #[test]
+    fn heights_that_no_chain_has_are_refused_and_overflow_nothing() {
+        assert_eq!(Height::believable(Height::MAX.get()), Ok(Height::MAX));
+        for n in [Height::MAX.get() + 1, 1 << 63, u64::MAX - 1, u64::MAX] {
+            let error = Height::believable(n).expect_err("no chain has it").to_string();
+            assert!(error.contains(&n.to_string()) && error.contains("no chain has"), "{error}");
+        }
+        let top = Height(u64::MAX);
+        assert_eq!((top.next(), top + 7), (top, top));
+        assert_eq!(HeightRange::inclusive(Height(u64::MAX - 1), top).len(), 1);
     }
 
     #[test]

@@ -7,14 +7,24 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Height;
 
-/// A chain's number (EIP-155 for EVM chains).
+/// A chain's number: EIP-155's for EVM chains, [`FLOW_NETWORKS`] for Flow. People read a Flow network's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ChainId(pub u64);
 
+/// The numbers that stand for Flow's networks, which have none of their own, and their names: `FLOW` in ASCII in the upper half, so that they are no EIP-155 chain ids.
+pub const FLOW_NETWORKS: [(ChainId, &str); 3] = [
+    (ChainId(0x464c_4f57_0000_0001), "flow-mainnet"),
+    (ChainId(0x464c_4f57_0000_0002), "flow-testnet"),
+    (ChainId(0x464c_4f57_0000_0003), "flow-emulator"),
+];
+
 impl fmt::Display for ChainId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match FLOW_NETWORKS.iter().find(|(number, _)| number == self) {
+            Some((_, name)) => name.fmt(f),
+            None => self.0.fmt(f),
+        }
     }
 }
 

@@ -66,10 +66,17 @@ pub struct EventSlice {
     /// Its transaction's index in the block.
     pub tx_index: u32,
     /// The index that the chain's protocol gives it: over the block on EVM chains, within its transaction on Flow. Within one transaction it
-    /// grows by one from event to event.
+    /// grows by one from event to event, or by two: Flow skipped the index behind a service event until the end of 2025.
     pub index: u32,
     /// Its bytes within `receipts`, inside its transaction's receipt.
     pub range: Range<usize>,
+}
+
+impl EventSlice {
+    /// Whether an event of index `next` may follow one of index `index` within a transaction.
+    pub fn may_follow(index: u64, next: u64) -> bool {
+        matches!(next.checked_sub(index), Some(1 | 2))
+    }
 }
 
 /// An EVM transaction inside a transaction.

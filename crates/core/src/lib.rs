@@ -13,8 +13,8 @@ mod layout;
 pub use block::{BlockFacts, Parts, RawBlock, StoredBlock, TxFacts, TxStatus};
 pub use clock::{Clock, SystemClock};
 pub use error::ErrorKind;
-pub use height::{Height, HeightRange};
-pub use id::{BlockId, BlockRef, ChainId, Fence, HexError, LinkedRef, TxId};
+pub use height::{Height, HeightRange, ImpossibleHeight};
+pub use id::{BlockId, BlockRef, ChainId, FLOW_NETWORKS, Fence, HexError, LinkedRef, TxId};
 pub use layout::{
     BlockLayout, Collection, EventSlice, EvmLookup, PartKind, Slices, TxDetails, TxPart, TxSlice, Uncut,
 };

@@ -6,6 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use cairn_backends::postgres::{PgOptions, PgPool};
+use cairn_explorer::tables::metadata::{NFT_URI_BYTES, TOKEN_ANSWER_BYTES};
 use cairn_store::derived::{TableClass, TableDef};
 
 /// The block at which a node was asked.
@@ -18,6 +19,7 @@ const HAS_CODE: &str = "code_hash IN (SELECT code_hash FROM app.contract_code_ha
 type Line = (String, Option<i64>);
 
 /// Compares all tables of answers of two databases by their URLs; how many rows they have. A table without any would show nothing, and is an error.
+/// Those of names that were altered to be shown have none here.
 pub async fn compare(ours: &str, theirs: &str) -> Result<usize> {
     let catalog = cairn_explorer::processors::evm_catalog()?;
     let pools = (PgPool::new(PgOptions::new(ours))?, PgPool::new(PgOptions::new(theirs))?);
@@ -36,7 +38,8 @@ pub async fn compare(ours: &str, theirs: &str) -> Result<usize> {
         let differs = ours.iter().zip(&theirs).find(|(ours, theirs)| ours.0 != theirs.0);
         ensure!(differs.is_none(), "{name} differs: {differs:?}");
         ensure!(ours.len() == theirs.len(), "{name} has {} rows, and {}", ours.len(), theirs.len());
-        ensure!(!ours.is_empty(), "{name} has no row");
+        let may_be_empty = [TOKEN_ANSWER_BYTES.name, NFT_URI_BYTES.name].contains(&name);
+        ensure!(may_be_empty || !ours.is_empty(), "{name} has no row");
         rows += ours.len();
     }
     Ok(rows)

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use crate::anvil::{Anvil, SLOTS_IN_AN_EPOCH};
 use crate::args::KeepArgs;
 use crate::cairn::Cairn;
-use crate::compare::{self, Allowed, RESULT_OR_ERROR};
+use crate::compare::{self, Allowed};
 use crate::peer::{Peer, wait_until};
 use crate::report::{Report, figure};
 use crate::rpc::{Answer, Rpc, call, hex};
@@ -40,7 +40,7 @@ const BLOBS_ALLOWED: &[Allowed] = &[WILDCARD_TOPICS, NO_FORK_SCHEDULE, ANVIL_FEE
 const WILDCARD_TOPICS: Allowed = Allowed {
     method: "eth_getLogs",
     paths: &[".length"],
-    applies: |filter| {
+    applies: |filter, _| {
         let open = |topic: &Value| topic.is_null() || topic.as_array().is_some_and(Vec::is_empty);
         filter["topics"].as_array().is_some_and(|topics| !topics.is_empty() && topics.iter().all(open))
     },
@@ -49,22 +49,22 @@ const WILDCARD_TOPICS: Allowed = Allowed {
 
 const NO_FORK_SCHEDULE: Allowed = Allowed {
     method: "eth_feeHistory",
-    paths: &[RESULT_OR_ERROR],
-    applies: |_| true,
-    why: "without a fork schedule (a genesis file) the next base fee and the blob limits are not known, and cairn says so",
+    paths: &[".baseFeePerGas[]", ".baseFeePerBlobGas[]", ".blobGasUsedRatio[]"],
+    applies: |_, ours| ours.is_some_and(Value::is_null),
+    why: "without a fork schedule (a genesis file) the next base fee and the blob limits are unknown: cairn says null",
 };
 
 const ANVIL_FEE_HISTORY: Allowed = Allowed {
     method: "eth_feeHistory",
     paths: &[".baseFeePerGas[]", ".reward"],
-    applies: |parameters| parameters[1] == "earliest",
+    applies: |parameters, _| parameters[1] == "earliest",
     why: "anvil gives the base fee after the head for the block after the range, and an empty list of rewards that were not asked for",
 };
 
 const POOLED_FORM: Allowed = Allowed {
     method: "debug_getRawTransaction",
     paths: &[""],
-    applies: |_| true,
+    applies: |_, _| true,
     why: "anvil gives a mined blob transaction in its pooled form, with the blobs; its canonical bytes have none",
 };
 
@@ -218,7 +218,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             traffic.block(5).await?;
         }
     }
-    let mut process = run.cairn.run(&run.node.url, FOLLOW)?;
+    let mut process = run.cairn.run(&run.node.url, FOLLOW).await?;
     let caught_up = report.case("catches up with a node and says that it is ready", async {
         run.follow().await?;
         run.cairn.wait_ready(CATCH_UP).await
@@ -315,7 +315,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         .await;
     report
         .case("cairn serve, read only, gives the same answers", async {
-            let process = run.cairn.serve(&[])?;
+            let process = run.cairn.serve(&[]).await?;
             run.follow().await?;
             process.terminate(SIGTERM_LIMIT).await.map(drop)
         })
@@ -363,7 +363,7 @@ async fn kill_and_restart(
             } else {
                 run.node.url.clone()
             };
-            let started = next.insert(run.cairn.run(&nodes, FOLLOW)?);
+            let started = next.insert(run.cairn.run(&nodes, FOLLOW).await?);
             run.follow().await?;
             started.check_alive()
         })
@@ -371,13 +371,13 @@ async fn kill_and_restart(
     match next {
         Some(process) => Ok(process),
         None if passed => bail!("round {round}: no process"),
-        None => run.cairn.run(&run.node.url, FOLLOW),
+        None => run.cairn.run(&run.node.url, FOLLOW).await,
     }
 }
 
 /// The last case: afterwards the archive and the node are on different chains.
 async fn below_finality(run: &Run) -> Result<()> {
-    let process = run.cairn.run(&run.node.url, FOLLOW)?;
+    let process = run.cairn.run(&run.node.url, FOLLOW).await?;
     run.follow().await?;
     run.cairn.wait_ready(CATCH_UP).await?;
     let rpc = run.cairn.rpc()?;
@@ -410,10 +410,10 @@ async fn blobs(options: &Options, folder: &Path, report: &mut Report) -> Result<
     traffic.send_blob().await?;
     traffic.block(5).await?;
     let cairn = Cairn::new(&options.cairn, &folder)?;
+    let process = cairn.run(&node.url, FOLLOW).await?;
     let rpc = cairn.rpc()?;
     report
         .case("a block that breaks its transactions root is refused, and the check named", async {
-            let process = cairn.run(&node.url, FOLLOW)?;
             wait_until("the check is named", CATCH_UP, || async {
                 Ok((!cairn.log_tail().contains("transactions-root")).then(|| cairn.log_tail()))
             })
@@ -426,7 +426,7 @@ async fn blobs(options: &Options, folder: &Path, report: &mut Report) -> Result<
             process.terminate(SIGTERM_LIMIT).await.map(drop)
         })
         .await;
-    let process = cairn.run(&node.url, &[FOLLOW, &["--relax", "transactions-root"]].concat())?;
+    let process = cairn.run(&node.url, &[FOLLOW, &["--relax", "transactions-root"]].concat()).await?;
     let stored = cairn.wait_head(&node.rpc, CATCH_UP);
     if report.case("the same block is stored and served under a named relaxation", stored).await {
         compare::everything(&node.rpc, &rpc, 0, 3, BLOBS_ALLOWED, false, report).await?;

@@ -16,7 +16,7 @@ use cairn_backends::postgres::PgPool;
 use clap::Parser;
 use futures::{StreamExt, TryStreamExt, stream};
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 use tokio::process::Command;
 

@@ -65,7 +65,7 @@ pub async fn run(options: &Options) -> Result<()> {
 
     let cairn = Cairn::new(options.cairn.as_deref().context("--cairn")?, folder.path())?;
     let begun = Instant::now();
-    let _serving = cairn.run(&anvil.url, &["--poll-ms", "200"])?;
+    let _serving = cairn.run(&anvil.url, &["--poll-ms", "200"]).await?;
     cairn.wait_serving(Duration::from_secs(30)).await?;
     cairn.wait_head(&anvil.rpc, STORING).await?;
     println!("cairn took them over JSON-RPC in {:.0} s", begun.elapsed().as_secs_f64());

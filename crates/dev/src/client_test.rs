@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
-use alloy_consensus::transaction::SignerRecoverable;
 use alloy_eips::BlockNumberOrTag;
 use alloy_primitives::{Address, B256, keccak256};
 use alloy_provider::{Provider, ProviderBuilder, WsConnect};
@@ -64,7 +63,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         traffic.block(20).await?;
     }
     let cairn = Cairn::new(&options.cairn, folder)?;
-    let _process = cairn.run(&node.url, FOLLOW)?;
+    let _process = cairn.run(&node.url, FOLLOW).await?;
     let mut report = Report::default();
     if !report.case("cairn follows the node", cairn.wait_head(&node.rpc, LIMIT)).await {
         return Ok(report.finish());
@@ -72,8 +71,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     alloy(&node, &cairn, &mut traffic, &mut report).await?;
 
     let environment = [
-        ("CAIRN_HTTP", cairn.rpc_url()),
-        ("CAIRN_WS", cairn.ws_url()),
+        ("CAIRN_HTTP", cairn.rpc_url()?),
+        ("CAIRN_WS", cairn.ws_url()?),
         ("NODE_HTTP", node.url.clone()),
         ("COIN", traffic.coin.address.clone()),
         ("NODE_DEPS", path(&options.node_deps)?),
@@ -127,7 +126,7 @@ async fn next<T>(stream: &mut (impl Stream<Item = T> + Unpin), what: &str) -> Re
 
 async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut Report) -> Result<()> {
     println!("--- alloy");
-    let http = ProviderBuilder::new().connect_http(cairn.rpc_url().parse()?);
+    let http = ProviderBuilder::new().connect_http(cairn.rpc_url()?.parse()?);
     let coin: Address = traffic.coin.address.parse()?;
     let transfer = keccak256("Transfer(address,address,uint256)");
 
@@ -147,8 +146,9 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
                 for (transaction, receipt) in block.transactions.txns().zip(&receipts) {
                     let hash = *transaction.inner.tx_hash();
                     ensure!(receipt.transaction_hash == hash, "block {height}: receipts in another order");
-                    let signer = transaction.inner.inner().recover_signer()?;
-                    ensure!(signer == receipt.from, "block {height}: {hash} is signed by {signer}");
+                    let signed = transaction.inner.inner();
+                    let signer = cairn_evm::signature::recover(signed.signature(), signed.signature_hash());
+                    ensure!(signer == Some(receipt.from), "block {height}: {hash} is signed by {signer:?}");
                     let single = http.get_transaction_receipt(hash).await?.context("no receipt")?;
                     ensure!(json!(single) == json!(receipt), "block {height}: two receipts of {hash}");
                 }
@@ -179,7 +179,7 @@ async fn alloy(node: &Anvil, cairn: &Cairn, traffic: &mut Traffic, report: &mut 
         })
         .await;
 
-    let ws = ProviderBuilder::new().connect_ws(WsConnect::new(cairn.ws_url())).await.context("WebSocket")?;
+    let ws = ProviderBuilder::new().connect_ws(WsConnect::new(cairn.ws_url()?)).await.context("WebSocket")?;
     report
         .case("alloy: newHeads and logs arrive by subscription, in order", async {
             let mut heads = ws.subscribe_blocks().channel_size(QUEUE).await?.into_stream();

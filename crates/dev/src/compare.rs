@@ -21,7 +21,7 @@ const LARGE_BATCH: usize = 10;
 const MAX_TERMS: usize = 200;
 
 /// The path of a difference where only one side has a result.
-pub const RESULT_OR_ERROR: &str = "(result or error)";
+const RESULT_OR_ERROR: &str = "(result or error)";
 
 /// What to compare.
 #[derive(Args)]
@@ -50,8 +50,8 @@ pub struct Allowed {
     pub method: &'static str,
     /// Paths of the fields, as the differences name them.
     pub paths: &'static [&'static str],
-    /// The parameters with which they may.
-    pub applies: fn(&Value) -> bool,
+    /// Whether they may with these parameters, where cairn says this.
+    pub applies: fn(&Value, Option<&Value>) -> bool,
     /// For people.
     pub why: &'static str,
 }
@@ -116,7 +116,7 @@ impl<'a> Comparison<'a> {
             }
             (theirs, ours) => {
                 let example = format!("node {}, cairn {}", short(theirs), short(ours));
-                if self.note(call, RESULT_OR_ERROR, example) {
+                if self.note(call, RESULT_OR_ERROR, None, example) {
                     self.passed += 1
                 } else {
                     self.failed += 1
@@ -131,15 +131,16 @@ impl<'a> Comparison<'a> {
                 brief(difference.left.as_ref()),
                 brief(difference.right.as_ref())
             );
-            wrong |= !self.note(call, &difference.path, example);
+            wrong |= !self.note(call, &difference.path, difference.right.as_ref(), example);
         }
         if wrong { self.failed += 1 } else { self.passed += 1 }
     }
 
     /// Records a difference; says whether it is one of the allowed.
-    fn note(&mut self, call: &Call, path: &str, example: String) -> bool {
-        let fits =
-            |a: &&Allowed| a.method == call.method && a.paths.contains(&path) && (a.applies)(&call.params);
+    fn note(&mut self, call: &Call, path: &str, ours: Option<&Value>, example: String) -> bool {
+        let fits = |a: &&Allowed| {
+            a.method == call.method && a.paths.contains(&path) && (a.applies)(&call.params, ours)
+        };
         let allowed = self.allowed.iter().find(fits).map(|a| a.why);
         let seen = self.differing.entry((call.method.to_owned(), path.to_owned())).or_insert_with(|| Seen {
             count: 0,

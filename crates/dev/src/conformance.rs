@@ -93,7 +93,7 @@ pub async fn test(options: TestOptions) -> Result<ExitCode> {
             cairn.finish("import", &arguments).await.map(drop)
         })
         .await;
-    let process = cairn.serve(&[])?;
+    let process = cairn.serve(&[]).await?;
     report.case("serves it", cairn.wait_serving(Duration::from_secs(30))).await;
     ask_all(&cairn.rpc()?, &options.suite, &mut report).await?;
     report.case("SIGTERM ends it", async { process.terminate(Duration::from_secs(5)).await.map(drop) }).await;

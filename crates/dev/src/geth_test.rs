@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::Args;
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::process::Command;
@@ -141,13 +141,13 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     report
         .case("takes the whole chain from geth and ends by itself", async {
             let options = ["--exit-after-head", "--traces", "--finality", "tag", "--genesis", genesis];
-            let process = cairn.run(&geth.url, &options)?;
+            let process = cairn.run(&geth.url, &options).await?;
             let status = process.ended(LIMIT).await?;
             ensure!(status.success(), "ended with {status}; {}", cairn.log_tail());
             Ok(())
         })
         .await;
-    let mut process = cairn.serve(&[])?;
+    let mut process = cairn.serve(&[]).await?;
     if report.case("serves geth's head", cairn.wait_head(&geth.rpc, LIMIT)).await {
         let head = geth.rpc.head().await?.context("geth has no head")?.0;
         let rpc = cairn.rpc()?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
 use crate::anvil::Anvil;
@@ -60,20 +60,20 @@ struct Follower {
 }
 
 impl Follower {
-    fn start(backend: &'static str, cairn: Cairn, node: &str) -> Result<Follower> {
+    async fn start(backend: &'static str, cairn: Cairn, node: &str) -> Result<Follower> {
         // Many small ranges, so that movements of one party are in several; and short leases, so that what the dead held is taken over.
         let cairn = cairn
             .with("CAIRN_DERIVE__RANGE_HEIGHTS", "32")
             .with("CAIRN_DERIVE__CHUNK_HEIGHTS", "5")
             .with("CAIRN_DERIVE__LEASE_TTL_S", "4")
             .with("CAIRN_DERIVE__POLL_MS", "200");
-        let process = cairn.run(node, FOLLOW)?;
+        let process = cairn.run(node, FOLLOW).await?;
         Ok(Follower { backend, cairn, process })
     }
 
     async fn kill_and_start(self, node: &str) -> Result<Follower> {
         self.process.kill().await?;
-        let process = self.cairn.run(node, FOLLOW)?;
+        let process = self.cairn.run(node, FOLLOW).await?;
         Ok(Follower { process, ..self })
     }
 
@@ -137,7 +137,7 @@ async fn play(
         if let Some([raw, app]) = urls {
             cairn = cairn.with("DB_RAW_URL", raw).with("DB_APP_URL", app);
         }
-        followers.push(Follower::start(backend, cairn, &node.url)?);
+        followers.push(Follower::start(backend, cairn, &node.url).await?);
     }
     let (mut calls, mut compared) = (0, 0);
     for round in 0..options.rounds {

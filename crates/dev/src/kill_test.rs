@@ -12,7 +12,7 @@ use cairn_store::RawReader;
 use cairn_store::derived::{DerivedReader, LeaseFilter};
 use clap::Args;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use tokio::process::Command;
 
 use crate::answers;

@@ -2,6 +2,9 @@
 //! real node, and tests with real nodes and real client libraries. Every command that runs cases ends with a line
 //! `N passed, M failed` and fails when a case failed; figures are lines `figure NAME VALUE UNIT`.
 
+// A program for developers.
+#![allow(clippy::print_stderr)]
+
 mod answers;
 mod anvil;
 mod anvil_test;
@@ -11,6 +14,7 @@ mod bench;
 mod bench_derived;
 mod bench_flow;
 mod bench_getlogs;
+mod bench_idle;
 mod bench_ingest;
 mod bench_node_to_postgres;
 mod bench_peer;
@@ -24,6 +28,7 @@ mod client_test;
 mod compare;
 mod conformance;
 mod databases;
+mod dependency_test;
 mod diff;
 mod flow_archive;
 mod flow_emulator;
@@ -33,8 +38,12 @@ mod geth_test;
 mod holdings_test;
 mod holdings_truth;
 mod kill_test;
+mod load_clients;
+mod load_test;
+mod odd_nodes;
 mod outage_test;
 mod peer;
+mod proxy;
 mod report;
 mod rpc;
 mod tokens;
@@ -70,12 +79,18 @@ enum Command {
     KillTest(kill_test::Options),
     /// The app database away for a while: raw ingestion goes on as fast, and derived work catches up.
     OutageTest(outage_test::Options),
+    /// Greedy, slow, silent and too many clients at one cairn: the others are served, and memory stays bounded.
+    LoadTest(load_test::Options),
+    /// Each database, the node and the object storage away for a while: once it is back, every table moves again.
+    DependencyTest(dependency_test::Options),
     /// Token and holding tables against what the contracts say, on a chain of random movements that forks.
     HoldingsTest(holdings_test::Options),
     /// Flow from a made-up access node that forks: tables against the chain's ledger, kills, and the reliability document's checks.
     FlowTest(flow_test::Options),
     /// Flow from a real flow-emulator: tables against what it answers, and blocks that it takes back.
     FlowEmulatorTest(flow_emulator::Options),
+    /// Odd but honest nodes and real blocks of awkward chains: archived, verified, and served back as they were said.
+    OddNodesTest(odd_nodes::Options),
     /// Deploy the test contracts on an anvil and send transactions to it.
     Traffic(traffic::Options),
     /// A benchmark by name; without a name, lists them.
@@ -89,7 +104,8 @@ enum Command {
 }
 
 /// Benchmarks by name. Each is a file `bench_NAME.rs` with a function that takes its own arguments.
-const BENCHMARKS: &[&str] = &["ingest", "getlogs", "postgres", "rollback", "node-to-postgres", "flow"];
+const BENCHMARKS: &[&str] =
+    &["ingest", "getlogs", "postgres", "rollback", "node-to-postgres", "flow", "idle"];
 
 async fn run(command: Command) -> Result<ExitCode> {
     match command {
@@ -101,9 +117,12 @@ async fn run(command: Command) -> Result<ExitCode> {
         Command::ClientTest(options) => client_test::run(options).await,
         Command::KillTest(options) => kill_test::run(options).await,
         Command::OutageTest(options) => outage_test::run(options).await,
+        Command::LoadTest(options) => load_test::run(options).await,
+        Command::DependencyTest(options) => dependency_test::run(options).await,
         Command::HoldingsTest(options) => holdings_test::run(options).await,
         Command::FlowTest(options) => flow_test::run(options).await,
         Command::FlowEmulatorTest(options) => flow_emulator::run(options).await,
+        Command::OddNodesTest(options) => odd_nodes::run(options).await,
         Command::Traffic(options) => traffic::run(options).await,
         Command::Bench { name, arguments } => bench(name.as_deref(), arguments).await,
     }
@@ -125,6 +144,7 @@ async fn bench(name: Option<&str>, arguments: Vec<String>) -> Result<ExitCode> {
         Some("node-to-postgres") => {
             bench_node_to_postgres::run(bench_node_to_postgres::Options::parse_from(arguments)).await
         }
+        Some("idle") => bench_idle::run(bench_idle::Options::parse_from(arguments)).await,
         Some("flow") => bench_flow::run(bench_flow::Options::parse_from(arguments)).await,
         Some(name) => bail!("there is no benchmark {name}; there are: {}", BENCHMARKS.join(", ")),
     }

@@ -88,14 +88,16 @@ async fn play(
         .with("CAIRN_DERIVE__DISABLED", DISABLED)
         .with("CAIRN_DERIVE__ASK_NODE", "false")
         .with("CAIRN_DERIVE__LEASE_TTL_S", "8");
-    let mut process = cairn.demo(&[
-        "--blocks",
-        &options.blocks.to_string(),
-        "--block-time-ms",
-        "100",
-        "--seed",
-        &options.seed.to_string(),
-    ])?;
+    let mut process = cairn
+        .demo(&[
+            "--blocks",
+            &options.blocks.to_string(),
+            "--block-time-ms",
+            "100",
+            "--seed",
+            &options.seed.to_string(),
+        ])
+        .await?;
     let under_way = wait_until("some heights are derived", PATIENCE, || async {
         let stand = Stand::of(&cairn).await?;
         Ok((stand.derived < 100).then(|| format!("{stand:?}")))

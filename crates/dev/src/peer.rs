@@ -46,6 +46,16 @@ impl Peer {
         Ok(())
     }
 
+    /// Whether the process has ended.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> Result<u32> {
+        self.child.id().with_context(|| format!("{} has ended already", self.name))
+    }
+
     /// The last lines of the log.
     pub fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
@@ -70,7 +80,7 @@ impl Peer {
     }
 
     async fn signal(mut self, signal: &str, limit: Duration) -> Result<(ExitStatus, Duration)> {
-        let id = self.child.id().with_context(|| format!("{} has ended already", self.name))?;
+        let id = self.id()?;
         let begun = Instant::now();
         // `kill` rather than a system call: the workspace forbids unsafe code.
         let sent = Command::new("kill").arg(format!("-{signal}")).arg(id.to_string()).status().await?;

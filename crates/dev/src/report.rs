@@ -43,6 +43,11 @@ impl Report {
         self.failed += failed;
     }
 
+    /// Adds the cases of another report.
+    pub fn merge(&mut self, other: Report) {
+        self.add(other.passed, other.failed);
+    }
+
     /// The last line, and what the process returns. A run without a case has failed.
     pub fn finish(self) -> ExitCode {
         println!("{} passed, {} failed", self.passed, self.failed);

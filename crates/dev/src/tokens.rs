@@ -6,7 +6,7 @@ use std::path::Path;
 use alloy_primitives::{Address, U256, keccak256};
 use anyhow::{Context, Result, bail, ensure};
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
 use crate::rpc::{Answer, Rpc, call, hex, text};

@@ -10,7 +10,8 @@
 //!
 //! A transaction whose consensus bytes are not known (unknown type, from a node that gives JSON only) is an empty byte string in the body, its
 //! JSON is in the extras. Transactions that the chain injected without listing them in the body (state sync) have facts and a receipt,
-//! but no item in the body: they come after the body's ones.
+//! but no item in the body: they come after the body's ones. A transaction without a receipt has an empty
+//! list in its place, and counts as a log.
 
 use alloy_consensus::Header;
 use alloy_primitives::{B256, keccak256};
@@ -20,7 +21,8 @@ use cairn_core::{BlockFacts, BlockId, Height, RawBlock, TxFacts, TxId};
 use crate::receipts::Receipt;
 use crate::rlp::{self, Item};
 use crate::terms::TermSet;
-use crate::{CheckFailure, Checks, EvmError, tx};
+use crate::tx::{Sender, Tx};
+use crate::{CheckFailure, Checks, EvmError};
 
 /// A block as a chain file or a peer gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +59,8 @@ pub(crate) struct Body<'a> {
     pub withdrawals: Option<Vec<Item<'a>>>,
     /// Everything in the body's list, without the list's header.
     pub payload: &'a [u8],
+    /// The part of it after the transactions.
+    pub after_transactions: &'a [u8],
 }
 
 impl<'a> Body<'a> {
@@ -64,6 +68,7 @@ impl<'a> Body<'a> {
         let mut items = rlp::list(bytes)?;
         let payload = items.rest();
         let transactions = items.required()?.items()?.collect::<Result<_, _>>()?;
+        let after_transactions = items.rest();
         let ommers_item = items.required()?;
         let ommers = ommers_item.items()?.collect::<Result<_, _>>()?;
         let withdrawals = match items.next() {
@@ -73,14 +78,14 @@ impl<'a> Body<'a> {
         if !items.rest().is_empty() {
             return Err(alloy_rlp::Error::Custom("a body has two or three lists"));
         }
-        Ok(Body { transactions, ommers, ommers_raw: ommers_item.raw, withdrawals, payload })
-    }
-
-    /// How many of the transactions the header's roots cover, when the chain injected the last `injected` ones.
-    pub fn in_roots(&self, injected: usize) -> usize {
-        let without_bytes =
-            self.transactions.iter().rev().take_while(|item| transaction_bytes(**item).is_none());
-        self.transactions.len() - injected.min(without_bytes.count())
+        Ok(Body {
+            transactions,
+            ommers,
+            ommers_raw: ommers_item.raw,
+            withdrawals,
+            payload,
+            after_transactions,
+        })
     }
 
     /// The EIP-2718 bytes of a transaction; `None` where they are not known.
@@ -122,7 +127,7 @@ pub(crate) fn count(height: u64, what: &str, count: usize) -> Result<u32, EvmErr
 /// Builds a block from consensus bytes: decodes everything once, computes ids, recovers the senders of known transaction types, derives
 /// facts and log terms. Roots are not compared with the header: that is [`crate::check`]'s, with [`crate::SendersAre::RecoveredHere`].
 ///
-/// A transaction of unknown type gets its hash from its bytes and an empty sender.
+/// A transaction of unknown type gets its hash from its bytes and an empty sender; one without a signature gets an empty sender.
 pub fn from_consensus(block: &ConsensusBlock) -> Result<RawBlock, EvmError> {
     let header = decode_header(&block.header, || "the block's header".into())?;
     let height = header.number;
@@ -146,16 +151,14 @@ pub fn from_consensus(block: &ConsensusBlock) -> Result<RawBlock, EvmError> {
         let place = || format!("block {height}: transaction {index}");
         let bytes =
             transaction_bytes(*item).ok_or_else(|| EvmError::malformed(place(), "it has no bytes"))?;
-        let known = tx::decode(bytes).map_err(|error| EvmError::malformed(place(), error))?;
-        let sender = match &known {
-            Some(known) => {
-                let sender = tx::recover_sender(known).ok_or_else(|| {
-                    let message = format!("transaction {index}: its signature gives no sender");
-                    CheckFailure::new(Checks::SENDERS, height, message)
-                })?;
-                Bytes::copy_from_slice(sender.as_slice())
+        let known = Tx::decode(bytes).map_err(|error| EvmError::malformed(place(), error))?;
+        let sender = match known.as_ref().map(Tx::sender) {
+            Some(Sender::Proven(sender)) => Bytes::copy_from_slice(sender.as_slice()),
+            Some(Sender::None) => {
+                let message = format!("transaction {index}: its signature gives no sender");
+                return Err(CheckFailure::new(Checks::SENDERS, height, message).into());
             }
-            None => Bytes::new(),
+            Some(Sender::Unsigned) | None => Bytes::new(),
         };
 
         let receipt = Receipt::decode_consensus(receipt)

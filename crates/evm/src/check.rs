@@ -9,7 +9,9 @@ use cairn_core::{RawBlock, TxFacts};
 use crate::canonical::{Body, timestamp_ms};
 use crate::overlay::Overlay;
 use crate::receipts::{Outcome, Receipts};
-use crate::{ChainProfile, CheckFailure, Checks, tx};
+use crate::roots::Roots;
+use crate::tx::{self, Sender, Tx};
+use crate::{ChainProfile, CheckFailure, Checks};
 
 /// Where the senders in a block's facts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +29,8 @@ pub fn check_block(block: &RawBlock, profile: &ChainProfile) -> Result<Checks, C
 
 /// Checks that a block's facts, header, transactions, senders, receipts, withdrawals and ommers agree.
 ///
-/// Returns what was not verified, to be stored in the block's facts: the checks that `profile` relaxes, and those that transactions of
-/// unknown type made impossible. Bytes that can't be decoded fail the check that is made of them. The bloom is compared last, so that
+/// Returns what was not verified, to be stored in the block's facts: the checks that `profile` relaxes, those that transactions of
+/// unknown type or without a receipt made impossible, and what single transactions lack. Bytes that can't be decoded fail the check that is made of them. The bloom is compared last, so that
 /// [`CheckFailure::is_bloom_only`] says that everything else holds.
 pub fn check_block_with(
     block: &RawBlock,
@@ -48,22 +50,24 @@ pub fn check_block_with(
         .map_err(|error| fail(Checks::RECEIPTS_ROOT, "receipts list", &error))?;
     let overlay = Overlay::decode(height, &block.extras)
         .map_err(|error| fail(Checks::TRANSACTIONS_ROOT, "overlay", &error))?;
-    let in_roots = body.in_roots(overlay.injected);
     let mut check = Check {
         height: height.get(),
         header: &header,
         block,
         profile,
-        in_roots,
+        roots: Roots::of(&body, &overlay),
         unverified: Checks::empty(),
     };
+    if overlay.has_other_positions() {
+        check.unverified |= Checks::POSITIONS;
+    }
     check.header_hash()?;
     check.counts(&body, &receipts)?;
     check.transactions(&body, senders)?;
     check.ommers(&body)?;
     check.withdrawals(&body)?;
     let bloom = check.receipts(&body, &receipts)?;
-    check.bloom(&bloom)?;
+    check.bloom(bloom.as_ref())?;
     Ok(check.unverified)
 }
 
@@ -72,8 +76,7 @@ struct Check<'a> {
     header: &'a Header,
     block: &'a RawBlock,
     profile: &'a ChainProfile,
-    /// How many of the transactions the header's roots cover: all but those that the chain injected.
-    in_roots: usize,
+    roots: Roots,
     unverified: Checks,
 }
 
@@ -141,12 +144,14 @@ impl Check<'_> {
             let message = format!("{listed} transactions in the body, facts of {known}, {left} receipts");
             return Err(self.fail(Checks::RECEIPTS_ROOT, message));
         }
-        let injected = known - self.in_roots;
-        if injected > 0 {
-            if !self.profile.allows_extra_receipts() {
-                let message = format!("{injected} of {left} receipts belong to no transaction of the body");
-                return Err(self.fail(Checks::EXTRA_RECEIPTS, message));
-            }
+        let uncovered = |index: &usize| !self.roots.cover_tx(*index) || !self.roots.cover_receipt(*index);
+        let extra = (0..known).filter(uncovered).count();
+        let unproven = (0..known).filter(|index| !self.roots.cover_receipt(*index)).count();
+        if unproven > 0 && !self.profile.allows_extra_receipts() {
+            let message = format!("{unproven} of {left} receipts belong to no transaction of the body");
+            return Err(self.fail(Checks::EXTRA_RECEIPTS, message));
+        }
+        if extra > 0 {
             self.unverified |= Checks::EXTRA_RECEIPTS;
         }
         Ok(())
@@ -154,13 +159,9 @@ impl Check<'_> {
 
     fn transactions(&mut self, body: &Body<'_>, senders: SendersAre) -> Result<(), CheckFailure> {
         let check = Checks::TRANSACTIONS_ROOT;
-        let bytes: Vec<Option<&[u8]>> = (0..self.in_roots).map(|index| body.transaction(index)).collect();
-        if bytes
-            .iter()
-            .any(|bytes| bytes.is_none_or(|bytes| u64::from(tx::type_of(bytes)) > tx::NEWEST_KNOWN_TYPE))
-        {
-            self.unverified |= Checks::UNKNOWN_TX_TYPE;
-        }
+        let covered: Vec<usize> =
+            (0..body.transactions.len()).filter(|index| self.roots.cover_tx(*index)).collect();
+        let bytes: Vec<Option<&[u8]>> = covered.iter().map(|index| body.transaction(*index)).collect();
         if self.runs(check) {
             match bytes.iter().copied().collect::<Option<Vec<&[u8]>>>() {
                 Some(all) => {
@@ -169,37 +170,60 @@ impl Check<'_> {
                 }
                 None => self.unverified |= check,
             }
-            for (index, (bytes, facts)) in bytes.iter().zip(&self.block.transactions).enumerate() {
-                let Some(bytes) = bytes else { continue };
-                let computed = keccak256(bytes);
-                if computed.0 != facts.id.0 {
-                    let message =
-                        format!("transaction {index} has id {}, its bytes hash to {computed}", facts.id);
-                    return Err(self.fail(check, message));
-                }
-            }
         }
-        if self.runs(Checks::SENDERS) && senders == SendersAre::Claimed {
-            for (index, (bytes, facts)) in bytes.iter().zip(&self.block.transactions).enumerate() {
-                if let Some(bytes) = bytes {
-                    self.sender(index, bytes, facts)?;
-                }
+        let compares = self.runs(Checks::SENDERS) && senders == SendersAre::Claimed;
+        for (index, bytes) in covered.into_iter().zip(bytes) {
+            let Some(bytes) = bytes else {
+                self.unverified |= Checks::UNKNOWN_TX_TYPE;
+                continue;
+            };
+            let facts = &self.block.transactions[index];
+            let computed = keccak256(bytes);
+            if !self.profile.relaxes(check) && computed.0 != facts.id.0 {
+                let message =
+                    format!("transaction {index} has id {}, its bytes hash to {computed}", facts.id);
+                return Err(self.fail(check, message));
+            }
+            // Of others that are not compared there is nothing to note.
+            if compares || facts.sender.is_empty() || !tx::is_ethereums(tx::type_of(bytes)) {
+                self.sender(index, bytes, facts, compares)?;
             }
         }
         Ok(())
     }
 
-    fn sender(&self, index: usize, bytes: &[u8], facts: &TxFacts) -> Result<(), CheckFailure> {
-        let known = tx::decode(bytes).map_err(|error| {
+    /// Notes what the transaction's bytes don't say of its sender, and compares what they say.
+    fn sender(
+        &mut self,
+        index: usize,
+        bytes: &[u8],
+        facts: &TxFacts,
+        compares: bool,
+    ) -> Result<(), CheckFailure> {
+        let known = Tx::decode(bytes).map_err(|error| {
             self.fail(Checks::TRANSACTIONS_ROOT, format!("transaction {index} is malformed: {error}"))
         })?;
-        let Some(known) = known else { return Ok(()) };
-        let sender = tx::recover_sender(&known);
-        if sender.as_ref().is_some_and(|sender| sender.as_slice() == &facts.sender[..]) {
+        let Some(known) = known else {
+            self.unverified |= Checks::UNKNOWN_TX_TYPE;
+            return Ok(());
+        };
+        if known.is_unsigned() {
+            self.unverified |= Checks::UNSIGNED_TX;
             return Ok(());
         }
-        let computed = sender
-            .map_or("no sender".to_owned(), |sender| format!("0x{}", alloy_primitives::hex::encode(sender)));
+        if !compares {
+            return Ok(());
+        }
+        let computed = match known.sender() {
+            Sender::Proven(sender) if sender.as_slice() == &facts.sender[..] => return Ok(()),
+            // Another chain may use the type with another sender, and nothing in the bytes says which.
+            Sender::Proven(_) if known.has_fixed_sender() => {
+                self.unverified |= Checks::UNSIGNED_TX;
+                return Ok(());
+            }
+            Sender::Proven(sender) => alloy_primitives::hex::encode_prefixed(sender),
+            Sender::Unsigned | Sender::None => "no sender".to_owned(),
+        };
         let claimed = alloy_primitives::hex::encode_prefixed(&facts.sender);
         Err(self.fail(
             Checks::SENDERS,
@@ -237,18 +261,19 @@ impl Check<'_> {
         }
     }
 
-    /// Compares the receipts with the header and the facts, and returns the bloom of all logs.
-    fn receipts(&mut self, body: &Body<'_>, receipts: &Receipts<'_>) -> Result<Bloom, CheckFailure> {
+    /// Compares the receipts with the header and the facts, and returns the bloom of all logs. `None`: not all logs are known.
+    fn receipts(&mut self, body: &Body<'_>, receipts: &Receipts<'_>) -> Result<Option<Bloom>, CheckFailure> {
         let check = Checks::RECEIPTS_ROOT;
         let height = self.height;
         let malformed = |index: usize, error: alloy_rlp::Error| {
             CheckFailure::new(check, height, format!("receipt {index} is malformed: {error}"))
         };
         let runs = !self.profile.relaxes(check);
-        let mut encoded: Vec<Vec<u8>> = Vec::with_capacity(self.in_roots);
+        let mut encoded: Vec<Vec<u8>> = Vec::with_capacity(receipts.list.len());
         let mut block_bloom = Bloom::ZERO;
         let mut log_count: u64 = 0;
-        let mut unknown_types = false;
+        let unknown_types = self.unverified.contains(Checks::UNKNOWN_TX_TYPE);
+        let mut gas_used = 0;
         for (index, (receipt, facts)) in receipts.list.iter().zip(&self.block.transactions).enumerate() {
             let bloom = receipt.bloom().map_err(|error| malformed(index, error))?;
             log_count += u64::from(receipt.log_count().map_err(|error| malformed(index, error))?);
@@ -260,7 +285,16 @@ impl Check<'_> {
                 );
                 return Err(self.fail(check, message));
             }
-            if index >= self.in_roots {
+            if receipt.outcome == Outcome::Missing {
+                if !self.profile.relaxes(Checks::MISSING_RECEIPTS) {
+                    let message = format!("transaction {index} ({}) has no receipt", facts.id);
+                    return Err(self.fail(Checks::MISSING_RECEIPTS, message));
+                }
+                self.unverified |= Checks::MISSING_RECEIPTS;
+                log_count += 1;
+                continue;
+            }
+            if !self.roots.cover_receipt(index) {
                 continue;
             }
             block_bloom.accrue_bloom(&bloom);
@@ -272,7 +306,9 @@ impl Check<'_> {
                         format!("transaction {index} has type {ty}, its receipt type {}", receipt.ty);
                     return Err(self.fail(check, message));
                 }
-                unknown_types |= ty.is_none_or(|ty| u64::from(ty) > tx::NEWEST_KNOWN_TYPE);
+                if self.roots.cover_tx(index) {
+                    gas_used = receipt.cumulative_gas;
+                }
                 if receipt.outcome == Outcome::Unknown {
                     return Err(self.fail(check, format!("receipt {index} has neither status nor root")));
                 }
@@ -288,26 +324,23 @@ impl Check<'_> {
             );
             return Err(self.fail(check, message));
         }
+        let is_whole = !self.unverified.contains(Checks::MISSING_RECEIPTS);
         if self.runs(check) {
             let computed = ordered_trie_root_encoded(&encoded);
-            if computed != self.header.receipts_root && unknown_types {
-                // A type's receipt may have items that only its own chain knows.
+            // A type's receipt may have items that only its own chain knows; a receipt that is missing is in the root or not.
+            if computed != self.header.receipts_root && (unknown_types || !is_whole) {
                 self.unverified |= check;
             } else {
                 self.equal(check, "receiptsRoot", self.header.receipts_root, computed)?;
-                self.gas_used(&receipts.list[..self.in_roots])?;
+                self.gas_used(gas_used, is_whole)?;
             }
         }
-        Ok(block_bloom)
+        Ok((is_whole || !self.unverified.contains(check)).then_some(block_bloom))
     }
 
     /// The last cumulative gas is the header's, until EIP-7778 counts the block's gas another way (such headers have an access list hash).
-    fn gas_used(&self, receipts: &[crate::receipts::Receipt<'_>]) -> Result<(), CheckFailure> {
-        if self.header.block_access_list_hash.is_some() {
-            return Ok(());
-        }
-        let cumulative = receipts.last().map_or(0, |receipt| receipt.cumulative_gas);
-        if cumulative == self.header.gas_used {
+    fn gas_used(&self, cumulative: u64, is_whole: bool) -> Result<(), CheckFailure> {
+        if self.header.block_access_list_hash.is_some() || !is_whole || cumulative == self.header.gas_used {
             return Ok(());
         }
         let message = format!(
@@ -317,8 +350,15 @@ impl Check<'_> {
         Err(self.fail(Checks::RECEIPTS_ROOT, message))
     }
 
-    fn bloom(&mut self, logs: &Bloom) -> Result<(), CheckFailure> {
-        if !self.runs(Checks::BLOOM) || self.header.logs_bloom == *logs {
+    fn bloom(&mut self, logs: Option<&Bloom>) -> Result<(), CheckFailure> {
+        if !self.runs(Checks::BLOOM) {
+            return Ok(());
+        }
+        let Some(logs) = logs else {
+            self.unverified |= Checks::BLOOM;
+            return Ok(());
+        };
+        if self.header.logs_bloom == *logs {
             return Ok(());
         }
         let message = format!(

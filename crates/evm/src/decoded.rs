@@ -12,9 +12,11 @@ use serde_json::{Map, Value};
 
 use crate::EvmError;
 use crate::canonical::{Body, decode_header};
+use crate::json::quantity;
 use crate::overlay::{Overlay, Patch};
-use crate::receipts::{Receipt, Receipts};
-use crate::tx::{self, TxEnvelope};
+use crate::receipts::{Outcome, Receipt, Receipts};
+use crate::roots::Roots;
+use crate::tx::{self, Tx, TxEnvelope};
 use crate::views::gas_before;
 
 /// Whom a transaction calls.
@@ -54,6 +56,8 @@ pub struct DecodedLog {
 /// What a receipt says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodedReceipt {
+    /// The node has no receipt: gas is 0 here, and what else it would say is not known either.
+    pub is_missing: bool,
     /// Gas that this transaction used.
     pub gas_used: u64,
     /// Gas that the block used up to and with this transaction.
@@ -163,23 +167,28 @@ impl DecodedBlock {
             return Err(malformed("receipts", what));
         }
 
-        let in_roots = body.as_ref().map_or(count, |body| body.in_roots(overlay.injected));
+        let roots = body.as_ref().map(|body| Roots::of(body, &overlay));
         let mut log_index = 0;
         let mut transactions = Vec::with_capacity(count);
         for (at, receipt) in receipts.list.iter().enumerate() {
             let index = at as u32;
             let facts = &stored.transactions[at];
             let sender = Address::try_from(&facts.sender[..]).ok();
-            let known = match body.as_ref().and_then(|body| body.transaction(at)) {
+            let decoded = match body.as_ref().and_then(|body| body.transaction(at)) {
                 Some(bytes) => {
-                    tx::decode(bytes).map_err(|error| malformed(&format!("transaction {index}"), error))?
+                    Tx::decode(bytes).map_err(|error| malformed(&format!("transaction {index}"), error))?
                 }
                 None => None,
             };
-            let patch = overlay.txs.get(&index);
+            let of_node = overlay.txs.get(&index).and_then(|patch| patch.json.as_ref());
+            let (known, of_chain) = match &decoded {
+                Some(Tx::Ethereum(known)) => (Some(known), None),
+                Some(Tx::Described(described)) => (None, Some(described.object())),
+                None => (None, None),
+            };
             let is_read = body.is_some();
             let raw_type = body.as_ref().and_then(|body| body.transaction(at)).map(tx::type_of);
-            let tx = Said { known: known.as_ref(), patch, is_read };
+            let tx = Said { known, json: of_chain.or(of_node), is_read };
             let base_fee = header.as_ref().map(|header| header.base_fee_per_gas);
             let receipt = Source {
                 stored,
@@ -196,12 +205,12 @@ impl DecodedBlock {
                 id: facts.id,
                 sender,
                 status: facts.status,
-                is_injected: at >= in_roots,
+                is_injected: roots.as_ref().is_some_and(|roots| !roots.cover_tx(at)),
                 ty: tx
                     .known
                     .map(|known| u64::from(known.ty()))
-                    .or_else(|| tx.number("type"))
                     .or(raw_type.map(u64::from))
+                    .or_else(|| tx.number("type"))
                     .or_else(|| Some(u64::from(receipts.list[at].ty)).filter(|ty| *ty != 0 || !is_read)),
                 nonce: tx.known.map(|known| known.nonce()).or_else(|| tx.number("nonce")),
                 to: tx.recipient(),
@@ -225,7 +234,7 @@ impl DecodedBlock {
                     None => tx.wide("maxFeePerBlobGas"),
                 },
                 receipt,
-                known,
+                known: known.cloned(),
             });
         }
         Ok(DecodedBlock { facts: stored.facts, header, transactions })
@@ -245,17 +254,14 @@ impl DecodedBlock {
 /// What is said of a transaction: by its bytes, else by its node's JSON.
 struct Said<'a> {
     known: Option<&'a TxEnvelope>,
-    patch: Option<&'a Patch>,
+    /// Of one that isn't Ethereum's.
+    json: Option<&'a Map<String, Value>>,
     is_read: bool,
 }
 
 impl Said<'_> {
-    fn json(&self) -> Option<&Map<String, Value>> {
-        self.patch.and_then(|patch| patch.json.as_ref())
-    }
-
     fn quantity(&self, name: &str) -> Option<U256> {
-        quantity(self.json()?.get(name)?)
+        quantity(self.json?.get(name)?)
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -267,7 +273,7 @@ impl Said<'_> {
     }
 
     fn data(&self, name: &str) -> Option<Bytes> {
-        let text = self.json()?.get(name)?.as_str()?;
+        let text = self.json?.get(name)?.as_str()?;
         alloy_primitives::hex::decode(text).ok().map(Bytes::from)
     }
 
@@ -275,7 +281,7 @@ impl Said<'_> {
         if let Some(known) = self.known {
             return known.to().map_or(Recipient::Create, Recipient::Call);
         }
-        match self.json().filter(|_| self.is_read).map(|json| json.get("to")) {
+        match self.json.filter(|_| self.is_read).map(|json| json.get("to")) {
             None => Recipient::Unknown,
             Some(None | Some(Value::Null)) => Recipient::Create,
             Some(Some(to)) if to.as_str() == Some("") => Recipient::Create,
@@ -319,17 +325,23 @@ impl Source<'_, '_> {
             .filter(|known| TxEnvelope::is_create(known))
             .zip(self.sender)
             .map(|(known, sender)| sender.create(known.nonce()));
+        let is_missing = self.receipt.outcome == Outcome::Missing;
         Ok(DecodedReceipt {
+            is_missing,
             gas_used: self
                 .said("gasUsed")
                 .and_then(|gas| quantity(gas)?.try_into().ok())
                 .unwrap_or(derived_gas),
             cumulative_gas_used: self.receipt.cumulative_gas,
-            effective_gas_price: price.or_else(|| self.price(tx)),
+            effective_gas_price: price.or_else(|| self.price(tx)).filter(|_| !is_missing),
             blob_gas_used: tx.known.and_then(|known| known.blob_gas_used()),
             blob_gas_price: self.said("blobGasPrice").and_then(wide),
             l1_fee: self.said("l1Fee").and_then(quantity),
-            contract_address: self.said("contractAddress").and_then(address).or(created),
+            contract_address: self
+                .said("contractAddress")
+                .and_then(address)
+                .or(created)
+                .filter(|_| !is_missing),
             logs,
         })
     }
@@ -342,10 +354,6 @@ impl Source<'_, '_> {
             None => tx.wide("gasPrice"),
         }
     }
-}
-
-fn quantity(value: &Value) -> Option<U256> {
-    crate::views::sink::quantity(value.as_str()?)
 }
 
 fn wide(value: &Value) -> Option<u128> {

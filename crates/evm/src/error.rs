@@ -1,6 +1,6 @@
 //! What can go wrong with a block's bytes or JSON, and what to do about it.
 
-use cairn_core::{ErrorKind, Height};
+use cairn_core::{ErrorKind, Height, TxId};
 
 use crate::profile::Checks;
 
@@ -66,6 +66,19 @@ pub enum EvmError {
         /// The transaction's index.
         index: u32,
     },
+    /// The node has no receipt of a transaction, so that what it did is not known.
+    #[error(
+        "block {height}: transaction {index}{} has no receipt, so its outcome and its logs are not known; ask for the other receipts one by \
+         one, and for logs of ranges without this block", .id.map(|id| format!(" ({id})")).unwrap_or_default()
+    )]
+    ReceiptMissing {
+        /// The block.
+        height: Height,
+        /// The transaction's index.
+        index: usize,
+        /// Its hash, where it was read.
+        id: Option<TxId>,
+    },
     /// An index at or beyond a block's count.
     #[error("block {height} has {count} {what}s, there is none at index {index}")]
     NoSuchItem {
@@ -100,6 +113,7 @@ impl EvmError {
             EvmError::Malformed { .. } | EvmError::Inconsistent(_) => ErrorKind::Retry,
             EvmError::PartMissing { .. }
             | EvmError::BytesUnknown { .. }
+            | EvmError::ReceiptMissing { .. }
             | EvmError::NoSuchItem { .. }
             | EvmError::UnknownCheck { .. } => ErrorKind::GiveUp,
         }

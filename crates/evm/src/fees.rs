@@ -163,21 +163,21 @@ fn blob_params(schedule: &ForkSchedule, header: &FeeHeader) -> Result<BlobParams
     schedule.blob_params(header.timestamp).ok_or_else(|| header.mismatch("blob gas"))
 }
 
-/// One block's part of `eth_feeHistory`.
+/// One block's part of `eth_feeHistory`. What the chain's fork schedule has to say is `None` where that isn't known.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockFees {
     /// Wei per gas; 0 before London.
     pub base_fee: u128,
     /// That of the next block.
-    pub next_base_fee: u128,
+    pub next_base_fee: Option<u128>,
     /// Wei per blob gas; 0 before Cancun.
-    pub blob_base_fee: u128,
+    pub blob_base_fee: Option<u128>,
     /// That of the next block.
-    pub next_blob_base_fee: u128,
+    pub next_blob_base_fee: Option<u128>,
     /// Gas used as a part of the limit.
     pub gas_used_ratio: f64,
     /// Blob gas used as a part of the most that a block takes; 0 before Cancun.
-    pub blob_gas_used_ratio: f64,
+    pub blob_gas_used_ratio: Option<f64>,
     /// The priority fees at the percentiles that were asked for, in wei per gas; `None`: none were asked for.
     pub rewards: Option<Vec<u128>>,
 }
@@ -191,11 +191,11 @@ pub fn block_fees(
     let max_blob_gas = schedule.blob_params(header.timestamp).map_or(0, |params| params.max_blob_gas());
     Ok(BlockFees {
         base_fee: header.base_fee.unwrap_or(0).into(),
-        next_base_fee: next_base_fee(schedule, header)?.unwrap_or(0),
-        blob_base_fee: blob_base_fee(schedule, header)?.unwrap_or(0),
-        next_blob_base_fee: next_blob_base_fee(schedule, header)?.unwrap_or(0),
+        next_base_fee: Some(next_base_fee(schedule, header)?.unwrap_or(0)),
+        blob_base_fee: Some(blob_base_fee(schedule, header)?.unwrap_or(0)),
+        next_blob_base_fee: Some(next_blob_base_fee(schedule, header)?.unwrap_or(0)),
         gas_used_ratio: ratio(header.gas_used, header.gas_limit),
-        blob_gas_used_ratio: ratio(header.blob_gas_used.unwrap_or(0), max_blob_gas),
+        blob_gas_used_ratio: Some(ratio(header.blob_gas_used.unwrap_or(0), max_blob_gas)),
         rewards,
     })
 }
@@ -237,15 +237,15 @@ pub fn reward_percentiles(block_gas_used: u64, mut rewards: Vec<Reward>, percent
 }
 
 /// The answer to `eth_feeHistory` from the fees of the blocks from `oldest` on. The fees of the block after the last one stand at
-/// the end of each list of fees.
+/// the end of each list of fees. What isn't known is `null` in its place.
 pub fn fee_history_json(oldest: u64, blocks: &[BlockFees]) -> Value {
     let Some(last) = blocks.last() else {
         // go-ethereum's words for "no blocks".
         return json!({"oldestBlock": "0x0", "gasUsedRatio": null});
     };
     let wei = |fee: u128| Value::String(format!("{fee:#x}"));
-    let fees = |fee: fn(&BlockFees) -> u128, next: u128| -> Value {
-        blocks.iter().map(fee).chain([next]).map(wei).collect()
+    let fees = |fee: fn(&BlockFees) -> Option<u128>, next: Option<u128>| -> Value {
+        blocks.iter().map(fee).chain([next]).map(|fee| fee.map_or(Value::Null, wei)).collect()
     };
     let mut answer = Map::new();
     answer.insert("oldestBlock".into(), format!("{oldest:#x}").into());
@@ -254,12 +254,12 @@ pub fn fee_history_json(oldest: u64, blocks: &[BlockFees]) -> Value {
     if let Some(rewards) = rewards {
         answer.insert("reward".into(), rewards.into());
     }
-    answer.insert("baseFeePerGas".into(), fees(|block| block.base_fee, last.next_base_fee));
+    answer.insert("baseFeePerGas".into(), fees(|block| Some(block.base_fee), last.next_base_fee));
     answer.insert("gasUsedRatio".into(), blocks.iter().map(|block| number(block.gas_used_ratio)).collect());
     answer.insert("baseFeePerBlobGas".into(), fees(|block| block.blob_base_fee, last.next_blob_base_fee));
     answer.insert(
         "blobGasUsedRatio".into(),
-        blocks.iter().map(|block| number(block.blob_gas_used_ratio)).collect(),
+        blocks.iter().map(|block| block.blob_gas_used_ratio.map_or(Value::Null, number)).collect(),
     );
     Value::Object(answer)
 }
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn blob_gas_in_excess_follows_the_target_and_the_reserve_price() {
-        let params = BlobParams { target: 6, max: 9, update_fraction: 5_007_716 };
+        let params = BlobParams { target: 6, max: 9, update_fraction: 5_007_716, min_price: 1 };
         let gas = |blobs: u64| blobs * DATA_GAS_PER_BLOB;
         let parent = |excess, used, base_fee| FeeHeader {
             height: 1,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 pub use crate::params::{BlockTag, ParamError, TagHeights};
 use crate::params::{kind_of, parse_address, parse_block_tag, parse_hash};
-use crate::terms::{TermSlot, log_term};
+use crate::terms::{TermSlot, log_term, unknown_logs_term};
 
 /// How many topics a log can have, and so a filter's positions.
 pub const MAX_TOPIC_POSITIONS: usize = 4;
@@ -127,11 +127,12 @@ impl LogFilter {
     /// The filter for the store's index: a block may hold a match only if it has at least one key of each group. No groups: every block
     /// with a log. No group is ever empty.
     ///
+    /// Each group finds the blocks too of which not all logs are known: what a filter finds in them is not known.
     /// Positions without a demand give no group, so the groups may be wider than the filter, never narrower: logs without topics
     /// (LOG0) are found by address and by the empty filter.
     pub fn groups(&self) -> Vec<Vec<IndexKey>> {
         let group = |keys: &mut dyn Iterator<Item = IndexKey>| {
-            let mut keys: Vec<IndexKey> = keys.collect();
+            let mut keys: Vec<IndexKey> = keys.chain([unknown_logs_term()]).collect();
             keys.sort_unstable();
             keys.dedup();
             keys
@@ -352,10 +353,17 @@ mod tests {
         assert_eq!(filter(json!({"topics": []})).groups(), Vec::<Vec<IndexKey>>::new());
         assert_eq!(
             filter(json!({"address": A})).groups(),
-            vec![vec![log_term(TermSlot::Address, A.as_slice())]]
+            vec![group(&[log_term(TermSlot::Address, A.as_slice())])]
         );
         // Positions without a demand must not narrow the search.
         assert!(filter(json!({"topics": [null, []]})).groups().is_empty());
+    }
+
+    /// A group of these keys, and that of the blocks of which not all logs are known.
+    fn group(keys: &[IndexKey]) -> Vec<IndexKey> {
+        let mut keys = [keys, &[unknown_logs_term()]].concat();
+        keys.sort_unstable();
+        keys
     }
 
     #[test]
@@ -368,7 +376,7 @@ mod tests {
         assert!(!wanted.matches(&B, &log(&[3, 9, 1])));
         assert!(!wanted.matches(&Address::ZERO, &log(&[1, 9, 3])));
         assert_eq!(wanted.groups().len(), 3);
-        assert_eq!(wanted.groups()[1].len(), 2);
+        assert_eq!(wanted.groups()[1].len(), group(&[1, 2]).len());
         assert_ne!(
             filter(json!({"topics": [topic(1)]})).groups(),
             filter(json!({"topics": [null, topic(1)]})).groups()
@@ -419,7 +427,8 @@ mod tests {
         let mixed = "0x7DCD17433742f4c0ca53122ab541d0ba67fc27df";
         let wanted = filter(json!({"address": [lower, upper, mixed], "topics": [[topic(1), topic(1)]]}));
         assert_eq!(wanted.addresses().len(), 1);
-        assert_eq!(wanted.groups().iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
+        let one = group(&[1]).len();
+        assert_eq!(wanted.groups().iter().map(Vec::len).collect::<Vec<_>>(), [one, one]);
 
         let addresses =
             |n: u64| (0..n).map(|i| Address::left_padding_from(&i.to_be_bytes())).collect::<Vec<_>>();

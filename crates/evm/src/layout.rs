@@ -32,7 +32,9 @@ fn slices(block: &RawBlock) -> alloy_rlp::Result<Option<Slices>> {
         };
         body_end = in_body.end;
         slices.transactions.push(TxSlice { body: in_body, receipt: range_in(&block.receipts, receipt.raw) });
-        for log in Items(Receipt::decode_stored(receipt)?.logs) {
+        // A receipt that is missing has no logs.
+        let logs = if receipt.payload.is_empty() { &[] } else { Receipt::decode_stored(receipt)?.logs };
+        for log in Items(logs) {
             let range = range_in(&block.receipts, log?.raw);
             let log_index = slices.events.len() as u32;
             slices.events.push(EventSlice { tx_index: index, index: log_index, range });

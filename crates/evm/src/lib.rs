@@ -13,14 +13,17 @@ pub mod eth_config;
 pub mod fees;
 pub mod filter;
 pub mod genesis;
+pub mod json;
 mod layout;
 pub mod overlay;
 pub mod params;
 pub mod profile;
 mod receipts;
 mod rlp;
+mod roots;
 pub mod rpc_block;
 pub mod schedule;
+pub mod signature;
 pub mod terms;
 #[cfg(test)]
 mod testdata;
@@ -38,6 +41,7 @@ pub use eth_config::UnknownFork;
 pub use fees::{FeeError, FeeHeader};
 pub use filter::{BlockSelector, FilterLimits, LogFilter, RangeError, parse_filter, resolve_range};
 pub use genesis::{GenesisError, chain_config_json, genesis_block};
+pub use json::Json;
 pub use layout::EvmLayout;
 pub use params::{
     Arguments, BlockAt, BlockTag, ParamError, TagHeights, parse_address, parse_block_at, parse_block_tag,
@@ -47,4 +51,4 @@ pub use profile::{ChainProfile, Checks};
 pub use rpc_block::{Beside, from_rpc, from_rpc_with, linked_ref_from_rpc};
 pub use schedule::{BlobParams, Fork, ForkSchedule};
 pub use terms::{TermSlot, log_term, log_terms_of_receipts};
-pub use views::BlockView;
+pub use views::{BlockView, LogPlace};

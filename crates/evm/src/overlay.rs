@@ -6,20 +6,22 @@
 //! {"block": {"set": {"totalDifficulty": "0x1"}, "unset": ["mixHash"]},
 //!  "txs": {"3": {"json": {"type": "0x7e"}}, "4": {"unset": ["type"]}},
 //!  "receipts": {"3": {"set": {"l1Fee": "0x9"}}}, "logs": {"17": {"set": {"x": 1}}}, "ommers": {"0": {"set": {}}},
-//!  "injected": 1}
+//!  "injected": 1, "outside": [0], "covered": [5]}
 //! ```
 //!
 //! Logs are counted across the block. `json` is the whole object of a transaction that this version can't decode. `injected` says how many of
-//! the body's last transactions the chain added itself, outside the header's roots.
+//! the body's last transactions, whose bytes are not known, the chain added itself, outside the header's roots; `outside` names others. `covered` names
+//! receipts that the receipts root covers, though the transactions root covers no transaction of theirs.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use cairn_core::Height;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::EvmError;
+use crate::{EvmError, json};
+use diff::{NODE_LOG_INDEX, NODE_TRANSACTION_INDEX};
 
 pub(crate) mod diff;
 
@@ -27,10 +29,10 @@ pub(crate) mod diff;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Patch {
     /// The whole object, of a transaction that can't be decoded; the other two are empty then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "write_json")]
     pub json: Option<Map<String, Value>>,
     /// Fields to set.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[serde(default, skip_serializing_if = "Map::is_empty", serialize_with = "json::write_object")]
     pub set: Map<String, Value>,
     /// Fields that the node didn't give.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -74,9 +76,22 @@ pub struct Overlay {
     /// By the ommer's position.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ommers: Patches,
-    /// How many of the body's last transactions the chain injected.
+    /// How many of the body's last transactions, without bytes, the chain injected.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub injected: usize,
+    /// Further transactions of the body that are outside the roots, by index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<u32>,
+    /// Receipts in the receipts root whose transactions are outside the transactions root or in no body, by index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub covered: Vec<u32>,
+}
+
+fn write_json<S: Serializer>(json: &Option<Map<String, Value>>, to: S) -> Result<S::Ok, S::Error> {
+    match json {
+        Some(object) => json::write_object(object, to),
+        None => to.serialize_none(),
+    }
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -89,8 +104,18 @@ impl Overlay {
         if extras.is_empty() {
             return Ok(Overlay::default());
         }
-        serde_json::from_slice(extras)
+        json::parse(extras)
+            .and_then(serde_json::from_value)
             .map_err(|error| EvmError::malformed(format!("block {height}: extras"), error))
+    }
+
+    /// Whether the node gave a transaction or a log another position than ours.
+    pub fn has_other_positions(&self) -> bool {
+        let patches = self.txs.values().chain(self.receipts.values()).chain(self.logs.values());
+        patches
+            .flat_map(|patch| [Some(&patch.set), patch.json.as_ref()])
+            .flatten()
+            .any(|fields| fields.contains_key(NODE_TRANSACTION_INDEX) || fields.contains_key(NODE_LOG_INDEX))
     }
 
     /// As a block's extras.

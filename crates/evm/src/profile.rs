@@ -26,11 +26,19 @@ bitflags::bitflags! {
         const EXTRA_RECEIPTS = 1 << 7;
         /// Set where a block holds a transaction of a type that this version doesn't know. Can't be relaxed: it is always allowed.
         const UNKNOWN_TX_TYPE = 1 << 8;
+        /// Set where the node numbers transactions or logs otherwise than by their place in the block. Can't be relaxed: it is always allowed.
+        const POSITIONS = 1 << 9;
+        /// Set where a transaction has no signature, so that its sender is the node's word. Can't be relaxed: it is always allowed.
+        const UNSIGNED_TX = 1 << 10;
+        /// Every transaction of the body has a receipt. Relaxed: its outcome and its logs are unknown.
+        const MISSING_RECEIPTS = 1 << 11;
+        /// Set where call traces were asked for, and the node did not give all of them. Can't be relaxed: it is always allowed.
+        const MISSING_TRACES = 1 << 12;
     }
 }
 
 /// Each check's configured name.
-const NAMES: [(Checks, &str); 9] = [
+const NAMES: [(Checks, &str); 13] = [
     (Checks::HEADER_HASH, "header-hash"),
     (Checks::TRANSACTIONS_ROOT, "transactions-root"),
     (Checks::RECEIPTS_ROOT, "receipts-root"),
@@ -40,9 +48,22 @@ const NAMES: [(Checks, &str); 9] = [
     (Checks::OMMERS_HASH, "ommers-hash"),
     (Checks::EXTRA_RECEIPTS, "extra-receipts"),
     (Checks::UNKNOWN_TX_TYPE, "unknown-tx-type"),
+    (Checks::POSITIONS, "positions"),
+    (Checks::UNSIGNED_TX, "unsigned-tx"),
+    (Checks::MISSING_RECEIPTS, "missing-receipts"),
+    (Checks::MISSING_TRACES, "missing-traces"),
 ];
 
+/// What is only noted: it is always allowed.
+const NOTED: Checks =
+    Checks::UNKNOWN_TX_TYPE.union(Checks::POSITIONS).union(Checks::UNSIGNED_TX).union(Checks::MISSING_TRACES);
+
 impl Checks {
+    /// Those of its bits that are only noted, because they can't be relaxed.
+    pub fn noted(self) -> Checks {
+        self & NOTED
+    }
+
     /// The configured names of its bits, in bit order.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         NAMES.into_iter().filter(move |(check, _)| self.contains(*check)).map(|(_, name)| name)
@@ -87,7 +108,7 @@ impl ChainProfile {
     pub fn parse_relaxations(text: &str) -> Result<Checks, EvmError> {
         let mut relaxed = Checks::empty();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            let known = NAMES.iter().filter(|(check, _)| *check != Checks::UNKNOWN_TX_TYPE);
+            let known = NAMES.iter().filter(|(check, _)| !NOTED.contains(*check));
             match known.clone().find(|(_, candidate)| *candidate == name) {
                 Some((check, _)) => relaxed |= *check,
                 None => {
@@ -130,7 +151,7 @@ mod tests {
             error.contains("`header_hash`") && error.contains("header-hash, transactions-root"),
             "{error}"
         );
-        assert!(ChainProfile::parse_relaxations("unknown-tx-type").is_err());
+        assert!(NOTED.names().all(|name| ChainProfile::parse_relaxations(name).is_err()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Receipts: the stored form, and the consensus form made from it.
 //!
-//! Stored: an RLP list with one list per receipt, `[type, outcome, cumulative gas, logs, rest…]`. The outcome is the status (0 or 1), the
+//! Stored: an RLP list with one list per receipt, `[type, outcome, cumulative gas, logs, rest…]`, empty where the node has no receipt. The outcome is the status (0 or 1), the
 //! 32 bytes of a state root (before Byzantium), or an empty list where the node said neither. `logs` is consensus RLP. `rest` are
 //! items after the logs that some chains add to a type of theirs. The bloom is not stored: it is derived from the logs.
 
@@ -21,6 +21,8 @@ pub(crate) enum Outcome<'a> {
     Root(&'a [u8; 32]),
     /// The node gave neither.
     Unknown,
+    /// The node has no receipt. The others of its fields say nothing.
+    Missing,
 }
 
 impl<'a> Outcome<'a> {
@@ -43,7 +45,7 @@ impl<'a> Outcome<'a> {
         match self {
             Outcome::Status(ok) => ok.encode(out),
             Outcome::Root(root) => root.encode(out),
-            Outcome::Unknown => rlp::list_header(0, out),
+            Outcome::Unknown | Outcome::Missing => rlp::list_header(0, out),
         }
     }
 
@@ -51,7 +53,7 @@ impl<'a> Outcome<'a> {
         match self {
             Outcome::Status(true) => cairn_core::TxStatus::Ok,
             Outcome::Status(false) => cairn_core::TxStatus::Failed,
-            Outcome::Root(_) | Outcome::Unknown => cairn_core::TxStatus::Unknown,
+            Outcome::Root(_) | Outcome::Unknown | Outcome::Missing => cairn_core::TxStatus::Unknown,
         }
     }
 }
@@ -70,6 +72,11 @@ pub(crate) struct Receipt<'a> {
 }
 
 impl<'a> Receipt<'a> {
+    /// In place of one that the node doesn't have. `cumulative_gas` is that of the receipt before it.
+    const fn missing(cumulative_gas: u64) -> Self {
+        Receipt { ty: 0, outcome: Outcome::Missing, cumulative_gas, logs: &[], rest: &[] }
+    }
+
     /// From the stored form. The logs are only delimited, not decoded.
     pub fn decode_stored(item: Item<'a>) -> Result<Self> {
         let mut items = item.items()?;
@@ -109,6 +116,11 @@ impl<'a> Receipt<'a> {
     /// Its logs in order.
     pub fn logs(&self) -> impl Iterator<Item = Result<Log<'a>>> + use<'a> {
         Items(self.logs).map(|item| Log::decode(item?))
+    }
+
+    /// The same, each as it is stored.
+    pub fn raw_logs(&self) -> impl Iterator<Item = Result<&'a [u8]>> + use<'a> {
+        Items(self.logs).map(|item| Ok(item?.raw))
     }
 
     /// How many logs it has, without looking into them.
@@ -176,6 +188,11 @@ pub(crate) struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
+    /// From what [`Receipt::raw_logs`] gave.
+    pub(crate) fn decode_raw(raw: &'a [u8]) -> Result<Self> {
+        Log::decode(Items(raw).required()?)
+    }
+
     fn decode(item: Item<'a>) -> Result<Self> {
         let mut items = item.items()?;
         let address = items.required()?.string()?;
@@ -208,7 +225,15 @@ pub(crate) struct Receipts<'a> {
 impl<'a> Receipts<'a> {
     /// Delimits the stored receipts.
     pub fn decode(bytes: &'a [u8]) -> Result<Self> {
-        let list = rlp::list(bytes)?.map(|item| Receipt::decode_stored(item?)).collect::<Result<_>>()?;
+        let mut list: Vec<Receipt<'a>> = Vec::new();
+        for item in rlp::list(bytes)? {
+            let item = item?;
+            list.push(if item.list && item.payload.is_empty() {
+                Receipt::missing(list.last().map_or(0, |before| before.cumulative_gas))
+            } else {
+                Receipt::decode_stored(item)?
+            });
+        }
         Ok(Receipts { list })
     }
 }

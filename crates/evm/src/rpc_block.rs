@@ -3,33 +3,38 @@
 //! Lossless by construction: the canonical bytes are built from the JSON, the view is derived from them by the code that serves it, and whatever
 //! the node's objects have otherwise goes into the overlay. For an ordinary node that is nothing.
 //!
+//! Absent, null and empty mean the same where nodes use them so; hashes and roots decide whether that is right.
+//!
 //! What is not kept, because it is served in one form whatever a node says: the letter case of hex and leading zeros of quantities;
-//! `blockTimestamp`, `to: null`, `v` and `yParity` of transactions and `effectiveGasPrice` of receipts, where a node leaves them out;
+//! `transactions: null`; `blockTimestamp`, `to: null`, `v` and `yParity` of transactions and `effectiveGasPrice` of receipts, where a node leaves them out;
 //! `removed` of logs; nulls for the `chainId` of transactions before EIP-155 and the `status` of receipts that have a `root`.
 
 use std::collections::HashMap;
 
+use alloy_consensus::Header;
 use alloy_primitives::{Address, B256};
 use bytes::Bytes;
 use cairn_core::{BlockFacts, BlockId, BlockRef, Height, LinkedRef, RawBlock, TxFacts, TxId, TxStatus};
 use serde_json::{Map, Value};
 
 use crate::canonical::{Body, count, in_list, timestamp_ms};
-use crate::overlay::diff::{self, Conflict, Diff};
+use crate::overlay::diff::{self, Conflict, Diff, NODE_TRANSACTION_INDEX};
 use crate::overlay::{Overlay, Patch};
-use crate::receipts::Receipt;
+use crate::receipts::{Receipt, Receipts};
+use crate::roots::{self, Roots, Signs};
 use crate::terms::TermSet;
-use crate::tx::TxEnvelope;
+use crate::tx::Tx;
 use crate::views::fields::{self, BlockContext, LogContext, ReceiptContext};
-use crate::{ChainProfile, CheckFailure, Checks, EvmError, rlp, views};
+use crate::views::sink::{Field, Sink};
+use crate::{ChainProfile, CheckFailure, Checks, EvmError, json, rlp, views};
 
 mod header;
-mod json;
+pub(crate) mod object;
 mod receipt;
 mod transaction;
 
 use header::NodeHeader;
-use json::{Object, Place};
+use object::{Object, Place};
 
 /// What a source fetched beside a block and its receipts, because the block's JSON doesn't hold it.
 #[derive(Debug, Clone, Default)]
@@ -49,10 +54,10 @@ pub fn from_rpc(block: Value, receipts: Vec<Value>, profile: &ChainProfile) -> R
 
 /// Builds a block from a node's JSON: `block` with whole transactions, one receipt a transaction in any order.
 ///
-/// What a node says of an object's place (block, transaction and log positions, hashes) has to be what we count and compute. A transaction
-/// of known type has to hash to its hash, unless [`Checks::TRANSACTIONS_ROOT`] is relaxed: then it is kept as it came. Receipts without a
-/// transaction in the body need [`Checks::EXTRA_RECEIPTS`] relaxed. Senders are the node's; they, the roots and the bloom are
-/// [`crate::check`]'s.
+/// The hashes and heights that a node gives in an object have to be those of its block and its transaction. Positions are counted here; other
+/// ones of the node are kept beside. A transaction of known type has to hash to its hash, unless [`Checks::TRANSACTIONS_ROOT`] is relaxed: then it is
+/// kept as it came. What no root covers needs [`Checks::EXTRA_RECEIPTS`] relaxed, a transaction without a receipt [`Checks::MISSING_RECEIPTS`].
+/// Senders are the node's; they, the roots and the bloom are [`crate::check`]'s.
 pub fn from_rpc_with(
     block: Value,
     receipts: Vec<Value>,
@@ -66,7 +71,8 @@ pub fn from_rpc_with(
     };
     let transactions = match block.remove("transactions") {
         Some(Value::Array(transactions)) => transactions,
-        _ => {
+        None | Some(Value::Null) => Vec::new(),
+        Some(_) => {
             return Err(EvmError::malformed(
                 format!("block {height}"),
                 "field `transactions`: it is no list",
@@ -86,7 +92,9 @@ pub fn from_rpc_with(
         gas_before: 0,
         log_count: 0,
         overlay: Overlay::default(),
-        outside: None,
+        missing: 0,
+        signs: Vec::new(),
+        refused: None,
     };
     let mut raw = vec![None; transactions.len()];
     for (index, bytes) in beside.raw_transactions {
@@ -97,11 +105,11 @@ pub fn from_rpc_with(
     for (index, (transaction, raw)) in transactions.into_iter().zip(raw).enumerate() {
         build.transaction(index, transaction, raw.as_deref())?;
     }
-    build.injected()?;
+    build.extra_receipts()?;
 
     let object = Object { map: &block, place: Place { height: Some(height), what: "block", index: None } };
     let ommers_rlp = ommers(object, beside.ommers, profile, &mut build.overlay)?;
-    let withdrawals_rlp = withdrawals(object)?;
+    let withdrawals_rlp = withdrawals(object, &header)?;
     let mut body = Vec::with_capacity(build.transactions_rlp.len() + ommers_rlp.len() + 64);
     rlp::list_header(build.transactions_rlp.len(), &mut body);
     body.extend_from_slice(&std::mem::take(&mut build.transactions_rlp));
@@ -111,6 +119,8 @@ pub fn from_rpc_with(
 
     let decoded =
         Body::decode(&body).map_err(|error| EvmError::malformed(format!("block {height}: body"), error))?;
+    let receipts = in_list(build.receipts_rlp.split_off(0));
+    build.place(&header, &decoded, &receipts)?;
     let mut diff = Diff::new(&block, &diff::BLOCK);
     views::block_fields(&header, id, header_rlp.len(), &decoded, &mut diff)?;
     build.overlay.block =
@@ -123,14 +133,14 @@ pub fn from_rpc_with(
             parent_id: BlockId(header.parent_hash.0),
             timestamp_ms: timestamp_ms(&header)?,
             tx_count: count(height, "transactions", build.facts.len())?,
-            log_count: build.log_count,
+            log_count: build.log_count.saturating_add(build.missing),
             unverified: 0,
         },
         extras: build.overlay.encode(Height(height))?,
         transactions: build.facts,
         header: header_rlp.into(),
         body,
-        receipts: in_list(build.receipts_rlp),
+        receipts,
         traces: None,
         log_terms: build.terms.keys(),
     })
@@ -154,7 +164,6 @@ fn at_odds(check: Checks, place: Place, conflict: Conflict) -> EvmError {
 
 /// The receipts, to be found by their transaction's hash. Each is taken once.
 struct NodeReceipts {
-    height: u64,
     count: usize,
     by_tx: HashMap<B256, (usize, Value)>,
 }
@@ -171,26 +180,17 @@ impl NodeReceipts {
                 return Err(CheckFailure::new(Checks::RECEIPTS_ROOT, height, message).into());
             }
         }
-        Ok(NodeReceipts { height, count, by_tx })
+        Ok(NodeReceipts { count, by_tx })
     }
 
-    fn take(&mut self, index: usize, hash: B256, listed: usize) -> Result<Value, EvmError> {
-        let receipt = self.by_tx.remove(&hash).map(|(_, receipt)| receipt);
-        receipt.ok_or_else(|| {
-            let count = self.count;
-            let message = format!(
-                "transaction {index} ({hash}) has no receipt; {listed} transactions, {count} receipts"
-            );
-            CheckFailure::new(Checks::RECEIPTS_ROOT, self.height, message).into()
-        })
+    fn take(&mut self, hash: B256) -> Option<Value> {
+        self.by_tx.remove(&hash).map(|(_, receipt)| receipt)
     }
 
     /// Those that no transaction took, in the order of the places that they claim.
     fn left(&mut self) -> Vec<(B256, Value)> {
         let mut left: Vec<_> = std::mem::take(&mut self.by_tx).into_iter().collect();
-        let claimed = |receipt: &Value| {
-            receipt.get("transactionIndex").and_then(Value::as_str).and_then(views::sink::quantity)
-        };
+        let claimed = |receipt: &Value| receipt.get("transactionIndex").and_then(json::quantity);
         left.sort_by_cached_key(|(_, (index, receipt))| (claimed(receipt), *index));
         left.into_iter().map(|(hash, (_, receipt))| (hash, receipt)).collect()
     }
@@ -211,18 +211,32 @@ struct Build<'a> {
     gas_before: u64,
     log_count: u32,
     overlay: Overlay,
-    /// The first of the transactions that may be the chain's own, outside the header's roots, and why it is not decoded.
-    outside: Option<(usize, EvmError)>,
+    /// Transactions without a receipt. Each counts as a log, so that searches for logs come to the block.
+    missing: u32,
+    /// Of the body's transactions: what may say that the chain added them.
+    signs: Vec<Signs>,
+    /// Why the first transaction that is not decoded isn't.
+    refused: Option<EvmError>,
 }
 
 impl Build<'_> {
     fn transaction(&mut self, index: usize, value: Value, raw: Option<&[u8]>) -> Result<(), EvmError> {
         let place = Place { height: Some(self.context.number), what: "transaction", index: Some(index) };
         let tx = transaction::read(Object::new(&value, place)?, raw, self.profile)?;
-        self.judge(index, &tx)?;
-        let Value::Object(json) = value else {
+        if let Some(refused) = &tx.refused {
+            if !self.profile.allows_extra_receipts() && !self.profile.relaxes(Checks::TRANSACTIONS_ROOT) {
+                return Err(refused.clone());
+            }
+            self.refused.get_or_insert_with(|| refused.clone());
+        }
+        let Value::Object(mut json) = value else {
             return Err(EvmError::malformed(place.to_string(), "it is no object"));
         };
+        self.signs.push(Signs {
+            has_no_bytes: tx.refused.is_some(),
+            is_free: json.get("gasPrice").and_then(json::quantity).is_some_and(|price| price.is_zero()),
+            is_unsigned: tx.known.as_ref().is_some_and(Tx::is_unsigned),
+        });
         let conflict = |conflict: Box<Conflict>| at_odds(Checks::TRANSACTIONS_ROOT, place, *conflict);
         let mut diff = Diff::new(&json, &diff::TRANSACTION);
         let patch = match &tx.known {
@@ -232,7 +246,11 @@ impl Build<'_> {
             }
             None => {
                 fields::place(&self.context, index, &mut diff);
-                diff.finish(&[]).map_err(conflict)?;
+                let patch = diff.finish(&[]).map_err(conflict)?;
+                if let Some(theirs) = patch.set.get(NODE_TRANSACTION_INDEX) {
+                    json.insert(NODE_TRANSACTION_INDEX.to_owned(), theirs.clone());
+                    json.put("transactionIndex", Field::Number(index as u64));
+                }
                 Patch { json: Some(json), ..Patch::default() }
             }
         };
@@ -242,56 +260,84 @@ impl Build<'_> {
             }
             bytes => rlp::string(bytes.as_deref().unwrap_or_default(), &mut self.transactions_rlp),
         }
-        let receipt = self.receipts.take(index, tx.id, self.listed)?;
         let known = tx.known.as_ref();
-        let status = self.receipt(index, tx.id, &tx.sender, tx.ty, known, patch.json.as_ref(), receipt)?;
+        let status = match self.receipts.take(tx.id) {
+            Some(receipt) => {
+                self.receipt(index, tx.id, &tx.sender, tx.ty, known, patch.json.as_ref(), receipt)?
+            }
+            None if self.profile.relaxes(Checks::MISSING_RECEIPTS) => {
+                rlp::list_header(0, &mut self.receipts_rlp);
+                self.terms.lack_logs();
+                self.missing += 1;
+                TxStatus::Unknown
+            }
+            None => {
+                let message = format!(
+                    "transaction {index} ({}) has no receipt; {} transactions, {} receipts. If the node has none for good, relax \
+                     `missing-receipts`",
+                    tx.id, self.listed, self.receipts.count
+                );
+                return Err(CheckFailure::new(Checks::MISSING_RECEIPTS, self.context.number, message).into());
+            }
+        };
         self.facts.push(TxFacts { id: TxId(tx.id.0), sender: tx.sender.into(), status });
         self.add(index, patch, |overlay| &mut overlay.txs);
         Ok(())
     }
 
-    /// Whether a transaction that is not decoded may stay: because its check is relaxed, or because it is one of those at the
-    /// end that the chain injected.
-    fn judge(&mut self, index: usize, tx: &transaction::NodeTx) -> Result<(), EvmError> {
-        match (&tx.refused, &self.outside) {
-            (None, None) => Ok(()),
-            (None, Some(_)) if self.profile.relaxes(Checks::TRANSACTIONS_ROOT) => {
-                self.outside = None;
-                Ok(())
-            }
-            (None, Some((_, refused))) => Err(refused.clone()),
-            (Some(refused), _) if self.profile.allows_extra_receipts() => {
-                self.outside.get_or_insert((index, refused.clone()));
-                Ok(())
-            }
-            (Some(_), _) if self.profile.relaxes(Checks::TRANSACTIONS_ROOT) => Ok(()),
-            (Some(refused), _) => Err(refused.clone()),
-        }
-    }
-
-    /// Transactions that the chain injected: those at the body's end that don't hash, and receipts without a transaction.
-    fn injected(&mut self) -> Result<(), EvmError> {
-        if let Some((first, _)) = self.outside {
-            self.overlay.injected = self.listed - first;
-        }
-        let left = self.receipts.left();
-        if let Some((hash, _)) = left.first()
-            && !self.profile.allows_extra_receipts()
-        {
-            let message = format!(
-                "{} of {} receipts belong to no transaction of the body, the first of them to {hash}",
-                left.len(),
-                self.receipts.count
-            );
-            return Err(CheckFailure::new(Checks::EXTRA_RECEIPTS, self.context.number, message).into());
-        }
-        for (hash, receipt) in left {
+    /// Receipts without a transaction in the body: of transactions that the chain injected.
+    fn extra_receipts(&mut self) -> Result<(), EvmError> {
+        for (hash, receipt) in self.receipts.left() {
             let index = self.facts.len();
             let place = Place { height: Some(self.context.number), what: "receipt", index: Some(index) };
             let sender = Object::new(&receipt, place)?.opt_address("from")?.map(Address::into_array);
             let sender = Bytes::copy_from_slice(sender.as_ref().map_or(&[], |sender| sender));
             let status = self.receipt(index, hash, &sender, 0, None, None, receipt)?;
             self.facts.push(TxFacts { id: TxId(hash.0), sender, status });
+        }
+        Ok(())
+    }
+
+    /// Finds out what the header's roots cover.
+    fn place(&mut self, header: &Header, body: &Body<'_>, receipts: &[u8]) -> Result<(), EvmError> {
+        let height = self.context.number;
+        let allows = self.profile.allows_extra_receipts();
+        if allows {
+            let root =
+                Some(header.transactions_root).filter(|_| !self.profile.relaxes(Checks::TRANSACTIONS_ROOT));
+            let without_bytes = self.signs.iter().rev().take_while(|signs| signs.has_no_bytes).count();
+            match roots::outside(body, &self.signs, root) {
+                Some(outside) if outside.len() == without_bytes => self.overlay.injected = without_bytes,
+                Some(outside) => self.overlay.outside = outside,
+                // Without a root to decide, those in the middle are the chain's own and are kept as they came.
+                None if root.is_none() => {}
+                None => {
+                    return Err(self.refused.clone().unwrap_or_else(|| {
+                        EvmError::malformed(format!("block {height}"), "its transactions have no bytes")
+                    }));
+                }
+            }
+        }
+        let roots = Roots::of(body, &self.overlay);
+        let extra: Vec<usize> = (0..self.facts.len()).filter(|index| !roots.cover_tx(*index)).collect();
+        if extra.is_empty() {
+            return Ok(());
+        }
+        if !self.profile.relaxes(Checks::RECEIPTS_ROOT) {
+            let receipts = Receipts::decode(receipts)
+                .map_err(|error| EvmError::malformed(format!("block {height}: receipts"), error))?;
+            self.overlay.covered = roots::covered_receipts(&receipts, &roots, header.receipts_root);
+        }
+        if self.overlay.covered.len() < extra.len() && !allows {
+            let first = extra.iter().find(|index| !self.overlay.covered.contains(&(**index as u32)));
+            let message = format!(
+                "{} of {} receipts belong to no transaction of the body, the first of them to {}, and the receipts root doesn't cover \
+                 them. If the chain adds transactions of its own, relax `extra-receipts`",
+                extra.len(),
+                self.receipts.count,
+                first.map_or(String::new(), |index| self.facts[*index].id.to_string())
+            );
+            return Err(CheckFailure::new(Checks::EXTRA_RECEIPTS, height, message).into());
         }
         Ok(())
     }
@@ -304,7 +350,7 @@ impl Build<'_> {
         hash: B256,
         sender: &[u8],
         tx_type: u8,
-        tx: Option<&TxEnvelope>,
+        tx: Option<&Tx>,
         json: Option<&Map<String, Value>>,
         receipt: Value,
     ) -> Result<TxStatus, EvmError> {
@@ -415,9 +461,10 @@ fn ommers(
     Ok(list)
 }
 
-/// The list of withdrawals, with its header; nothing where the block has no such list.
-fn withdrawals(block: Object<'_>) -> Result<Vec<u8>, EvmError> {
-    if block.get("withdrawals").is_none() {
+/// The list of withdrawals, with its header; nothing where the block has no such list. Where a node gives none, or an empty one, the header says
+/// whether there is a list.
+fn withdrawals(block: Object<'_>, header: &Header) -> Result<Vec<u8>, EvmError> {
+    if block.list("withdrawals")?.is_empty() && header.withdrawals_root.is_none() {
         return Ok(Vec::new());
     }
     let read = |(index, value): (usize, &Value)| {

@@ -96,13 +96,22 @@ pub struct BlobParams {
     pub max: u64,
     /// How slowly the price moves (`baseFeeUpdateFraction`). Never 0.
     pub update_fraction: u64,
+    /// The lowest price of a unit of blob gas, in wei.
+    pub min_price: u64,
 }
 
+/// Ethereum's.
+const MIN_PRICE: u64 = BLOB_TX_MIN_BLOB_GASPRICE as u64;
+
 impl BlobParams {
-    const CANCUN: BlobParams = BlobParams { target: 3, max: 6, update_fraction: 3_338_477 };
-    const PRAGUE: BlobParams = BlobParams { target: 6, max: 9, update_fraction: 5_007_716 };
-    const BPO1: BlobParams = BlobParams { target: 10, max: 15, update_fraction: 8_346_193 };
-    const BPO2: BlobParams = BlobParams { target: 14, max: 21, update_fraction: 11_684_671 };
+    const CANCUN: BlobParams =
+        BlobParams { target: 3, max: 6, update_fraction: 3_338_477, min_price: MIN_PRICE };
+    const PRAGUE: BlobParams =
+        BlobParams { target: 6, max: 9, update_fraction: 5_007_716, min_price: MIN_PRICE };
+    const BPO1: BlobParams =
+        BlobParams { target: 10, max: 15, update_fraction: 8_346_193, min_price: MIN_PRICE };
+    const BPO2: BlobParams =
+        BlobParams { target: 14, max: 21, update_fraction: 11_684_671, min_price: MIN_PRICE };
 
     /// The most blob gas in a block.
     pub fn max_blob_gas(&self) -> u64 {
@@ -112,7 +121,7 @@ impl BlobParams {
     /// The price of a unit of blob gas, in wei, in a block with this excess (EIP-4844). `u128::MAX` where it doesn't fit, which
     /// no chain reaches: there is not so much ether.
     pub fn blob_base_fee(&self, excess_blob_gas: u64) -> u128 {
-        fake_exponential(BLOB_TX_MIN_BLOB_GASPRICE, excess_blob_gas.into(), self.update_fraction.into())
+        fake_exponential(self.min_price.into(), excess_blob_gas.into(), self.update_fraction.into())
     }
 
     fn parse(name: &str, value: &Value) -> Result<BlobParams, GenesisError> {
@@ -128,6 +137,7 @@ impl BlobParams {
             target: field("target")?.into(),
             max: field("max")?.into(),
             update_fraction: field("baseFeeUpdateFraction")?.into(),
+            min_price: MIN_PRICE,
         };
         if params.update_fraction == 0 || params.target > params.max {
             return Err(GenesisError::field(
@@ -258,7 +268,7 @@ impl ForkSchedule {
         Ok(steps)
     }
 
-    /// The built-in schedule of a public Ethereum network: mainnet (1), Sepolia (11155111), Hoodi (560048), Holesky (17000).
+    /// The built-in schedule of a public network: Ethereum's mainnet (1), Sepolia (11155111), Hoodi (560048), Holesky (17000), and Gnosis (100).
     pub fn known(chain_id: u64) -> Option<ForkSchedule> {
         let network = NETWORKS.iter().find(|network| network.chain_id == chain_id)?;
         let mut schedule = ForkSchedule::new(chain_id);
@@ -268,15 +278,14 @@ impl ForkSchedule {
         schedule.deposit_contract = network.deposit_contract;
         schedule.known.extend(network.forks_at_genesis.iter().map(|fork| (*fork, 0)));
         schedule.known.extend(network.forks.iter().copied());
-        schedule.blob_steps = [
-            (Fork::Cancun, BlobParams::CANCUN),
-            (Fork::Prague, BlobParams::PRAGUE),
-            (Fork::Bpo1, BlobParams::BPO1),
-            (Fork::Bpo2, BlobParams::BPO2),
-        ]
-        .into_iter()
-        .filter_map(|(fork, params)| Some((*schedule.known.get(&fork)?, params)))
-        .collect();
+        let own = |forks: &[(&str, u64)]| forks.iter().map(|(name, at)| ((*name).to_owned(), *at)).collect();
+        schedule.unknown_blocks = own(network.own_blocks);
+        schedule.unknown_times = own(network.own_times);
+        schedule.blob_steps = network
+            .blobs
+            .iter()
+            .filter_map(|(fork, params)| Some((*schedule.known.get(fork)?, *params)))
+            .collect();
         Some(schedule)
     }
 
@@ -415,6 +424,14 @@ mod tests {
         assert_eq!(id(&mainnet, 20_000_000, 1_681_338_455), (0xdce96c2d, 1_710_338_135));
         assert_eq!(id(&mainnet, 30_000_000, 1_764_798_551), (0x5167e2a6, 1_765_290_071));
         assert_eq!(id(&mainnet, 30_000_000, 1_767_747_671), (0x07c9462e, 0));
+        // The last one as a node of Gnosis answers `eth_config` since Osaka.
+        let gnosis = known(100);
+        assert_eq!(id(&gnosis, 0, 0), (0xf64909b1, 1_604_400));
+        assert_eq!(id(&gnosis, 7_298_030, 0), (0x54d05e6c, 9_186_425));
+        assert_eq!(id(&gnosis, 19_040_000, 0), (0x018479d3, 1_690_889_660));
+        assert_eq!(id(&gnosis, 39_834_365, 1_746_021_820), (0x2f095d4a, 1_766_419_900));
+        assert_eq!(id(&gnosis, 50_000_000, 1_776_168_380), (0xcfca387c, 0));
+        assert_eq!(gnosis.blob_base_fee(0, 1_776_168_380), Some(1_000_000_000));
         let sepolia = known(11_155_111);
         assert_eq!(id(&sepolia, 0, 0), (0xfe3366e7, 1_735_371));
         assert_eq!(id(&sepolia, 1_735_372, 1_761_607_008), (0x268956b6, 1_791_294_816));

@@ -6,7 +6,7 @@ use alloy_primitives::keccak256;
 use cairn_core::IndexKey;
 
 use crate::EvmError;
-use crate::receipts::Receipts;
+use crate::receipts::{Outcome, Receipts};
 
 /// Which place of a log a term stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,10 +39,16 @@ pub fn log_term(slot: TermSlot, value: &[u8]) -> IndexKey {
     IndexKey::from_be_bytes(key)
 }
 
+/// The key of blocks of which not all logs are known: a search for any term has to find them. Persisted, as the others.
+pub(crate) fn unknown_logs_term() -> IndexKey {
+    log_term(TermSlot::Topic(u8::MAX), &[])
+}
+
 /// Collects the terms of one block's logs. Most logs of a block share addresses and first topics, so each value is hashed once.
 #[derive(Debug, Default)]
 pub(crate) struct TermSet {
     seen: HashSet<(TermSlot, [u8; 32])>,
+    lacks_logs: bool,
 }
 
 impl TermSet {
@@ -56,12 +62,18 @@ impl TermSet {
         }
     }
 
+    /// Notes that not all logs of the block are known.
+    pub fn lack_logs(&mut self) {
+        self.lacks_logs = true;
+    }
+
     /// The keys, sorted, without repeats.
     pub fn keys(self) -> Vec<IndexKey> {
         let key = |(slot, value): (TermSlot, [u8; 32])| {
             log_term(slot, if slot == TermSlot::Address { &value[..20] } else { &value })
         };
         let mut keys: Vec<_> = self.seen.into_iter().map(key).collect();
+        keys.extend(self.lacks_logs.then(unknown_logs_term));
         keys.sort_unstable();
         keys.dedup();
         keys
@@ -73,6 +85,9 @@ pub fn log_terms_of_receipts(receipts: &[u8]) -> Result<Vec<IndexKey>, EvmError>
     let place = || "the block's receipts";
     let mut terms = TermSet::default();
     for receipt in Receipts::decode(receipts).map_err(|e| EvmError::malformed(place(), e))?.list {
+        if receipt.outcome == Outcome::Missing {
+            terms.lack_logs();
+        }
         for log in receipt.logs() {
             let log = log.map_err(|e| EvmError::malformed(place(), e))?;
             terms.add(log.address, log.topics());

@@ -12,7 +12,7 @@ pub(crate) fn conformance(name: &str) -> Option<Vec<u8>> {
             panic!("{}: {error}", path.display())
         }
         Err(_) => {
-            eprintln!(
+            println!(
                 "not run: {} is not there; it is `{name}` of the folder `tests` of github.com/ethereum/execution-apis",
                 path.display()
             );

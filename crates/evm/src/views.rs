@@ -11,18 +11,23 @@ use cairn_core::{Height, StoredBlock};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::canonical::{Body, b256, decode_header};
+use crate::canonical::{Body, b256, decode_header, in_list};
 use crate::filter::LogFilter;
+use crate::json::Json;
 use crate::overlay::Overlay;
-use crate::receipts::{Log, Receipt, Receipts};
+use crate::receipts::{Log, Outcome, Receipt, Receipts};
+use crate::roots::Roots;
 use crate::schedule::ForkSchedule;
-use crate::tx::TxEnvelope;
+use crate::tx::Tx;
+use crate::tx::described::ZEROS;
 use crate::{EvmError, rlp, traces, tx, withdrawals};
 
 pub(crate) mod fields;
+mod logs;
 pub(crate) mod sink;
 
 use fields::{BlockContext, LogContext, ReceiptContext};
+pub use logs::LogPlace;
 use sink::{Field, Sink, TextSink};
 
 /// A block read from a store, as JSON and as raw bytes.
@@ -65,7 +70,7 @@ impl BlockView {
     }
 
     /// The block as `eth_getBlockBy…` answers, with whole transactions or their hashes. Needs header, transactions and body.
-    pub fn block_json(&self, full_transactions: bool) -> Result<Value, EvmError> {
+    pub fn block_json(&self, full_transactions: bool) -> Result<Json, EvmError> {
         let body = self.body()?;
         let listed = body.transactions.len();
         let transactions = if full_transactions {
@@ -76,18 +81,18 @@ impl BlockView {
         let mut object = self.block_object(&body)?;
         self.overlay.block.apply(&mut object);
         object.insert("transactions".into(), Value::Array(transactions));
-        Ok(Value::Object(object))
+        Ok(Json(Value::Object(object)))
     }
 
     /// The header as the `newHeads` subscription sends it: without size, uncles, withdrawals and transactions. Needs the header.
-    pub fn header_json(&self) -> Result<Value, EvmError> {
+    pub fn header_json(&self) -> Result<Json, EvmError> {
         let mut object = Map::new();
         fields::header(self.header()?, self.id(), &mut object);
         self.overlay.block.apply(&mut object);
         for name in ["size", "uncles", "withdrawals"] {
             object.shift_remove(name);
         }
-        Ok(Value::Object(object))
+        Ok(Json(Value::Object(object)))
     }
 
     /// The fields of the block, derived, without its transactions.
@@ -111,8 +116,8 @@ impl BlockView {
     ///
     /// One that the chain injected without listing it is served as far as its receipt says (needs receipts then), with zeros elsewhere, as
     /// such chains' own nodes do.
-    pub fn tx_json(&self, index: usize) -> Result<Value, EvmError> {
-        self.transaction(&self.body()?, index)
+    pub fn tx_json(&self, index: usize) -> Result<Json, EvmError> {
+        self.transaction(&self.body()?, index).map(Json)
     }
 
     fn transaction(&self, body: &Body<'_>, index: usize) -> Result<Value, EvmError> {
@@ -161,33 +166,35 @@ impl BlockView {
         object.put("type", Field::Number(u64::from(receipt.ty)));
         object.put("from", Field::Json(said("from").unwrap_or(from)));
         object.put("to", Field::Json(said("to").unwrap_or(zero_address)));
-        for name in ["nonce", "gas", "gasPrice", "value", "v", "r", "s"] {
+        for name in ZEROS {
             object.put(name, Field::Number(0));
         }
         object.put("input", Field::Data(&[]));
         Ok(Value::Object(object))
     }
 
-    /// A receipt as `eth_getTransactionReceipt` answers; an error at or beyond [`BlockView::tx_count`]. Needs header, transactions,
-    /// body and receipts.
-    pub fn receipt_json(&self, index: usize) -> Result<Value, EvmError> {
+    /// A receipt as `eth_getTransactionReceipt` answers, `None` where the node has none; an error at or beyond [`BlockView::tx_count`]. Needs
+    /// header, transactions, body and receipts.
+    pub fn receipt_json(&self, index: usize) -> Result<Option<Json>, EvmError> {
         let receipts = self.receipts()?;
-        self.receipt_at(&receipts, index)?;
+        if self.receipt_at(&receipts, index)?.outcome == Outcome::Missing {
+            return Ok(None);
+        }
         let mut logs_before = 0;
         for receipt in &receipts.list[..index] {
             logs_before += receipt.log_count().map_err(|error| self.malformed("receipts", error))?;
         }
-        self.receipt(&self.body()?, &receipts, index, logs_before).map(|(receipt, _)| receipt)
+        self.receipt(&self.body()?, &receipts, index, logs_before).map(|(receipt, _)| Some(Json(receipt)))
     }
 
-    /// All receipts as `eth_getBlockReceipts` answers. Needs header, transactions, body and receipts.
-    pub fn receipts_json(&self) -> Result<Vec<Value>, EvmError> {
-        let (body, receipts) = (self.body()?, self.receipts()?);
+    /// All receipts as `eth_getBlockReceipts` answers; an error where one is missing. Needs header, transactions, body and receipts.
+    pub fn receipts_json(&self) -> Result<Vec<Json>, EvmError> {
+        let (body, receipts) = (self.body()?, self.receipts_of_all()?);
         let mut log_index = 0;
         let one = |index| {
             let (json, logs) = self.receipt(&body, &receipts, index, log_index)?;
             log_index += logs;
-            Ok(json)
+            Ok(Json(json))
         };
         (0..receipts.list.len()).map(one).collect()
     }
@@ -274,13 +281,25 @@ impl BlockView {
     /// How many logs match `filter`. Needs receipts.
     pub fn count_logs(&self, filter: &LogFilter) -> Result<usize, EvmError> {
         let mut count = 0;
-        for receipt in self.receipts()?.list {
+        for receipt in self.receipts_of_all()?.list {
             for log in receipt.logs() {
                 count +=
                     usize::from(matches(filter, &log.map_err(|error| self.malformed("receipts", error))?));
             }
         }
         Ok(count)
+    }
+
+    /// Everything that a log needs of its block is in the facts: no header.
+    fn log_block(&self) -> BlockContext {
+        let facts = &self.stored.facts;
+        BlockContext {
+            id: self.id(),
+            number: facts.height.get(),
+            timestamp: facts.timestamp_ms / 1000,
+            base_fee: None,
+            blob_gas_price: None,
+        }
     }
 
     /// Appends each matching log's text to `out` and calls `each` after it.
@@ -291,17 +310,9 @@ impl BlockView {
         out: &mut Vec<u8>,
         mut each: impl FnMut(&mut Vec<u8>) -> Result<(), EvmError>,
     ) -> Result<(), EvmError> {
-        // Everything that a log needs of its block is in the facts: no header.
-        let facts = &self.stored.facts;
-        let block = BlockContext {
-            id: self.id(),
-            number: facts.height.get(),
-            timestamp: facts.timestamp_ms / 1000,
-            base_fee: None,
-            blob_gas_price: None,
-        };
+        let block = self.log_block();
         let mut log_index = 0;
-        for (tx_index, receipt) in self.receipts()?.list.iter().enumerate() {
+        for (tx_index, receipt) in self.receipts_of_all()?.list.iter().enumerate() {
             for log in receipt.logs() {
                 let log = log.map_err(|error| self.malformed("receipts", error))?;
                 let this = log_index;
@@ -309,19 +320,31 @@ impl BlockView {
                 if !matches(filter, &log) {
                     continue;
                 }
-                let tx_hash = b256(&self.facts_of(tx_index)?.id.0);
-                let place = LogContext { tx_hash, tx_index, log_index: this, removed };
-                out.reserve(LOG_TEXT_BYTES + log.data.len() * 2);
-                if self.overlay.logs.contains_key(&this) {
-                    let object = Value::Object(self.log_object(&block, &place, &log));
-                    out.extend_from_slice(object.to_string().as_bytes());
-                } else {
-                    let mut sink = TextSink::new(out);
-                    fields::log(&block, &place, &log, &mut sink);
-                    sink.finish();
-                }
+                self.write_log(&block, (tx_index, this), removed, &log, out)?;
                 each(out)?;
             }
+        }
+        Ok(())
+    }
+
+    fn write_log(
+        &self,
+        block: &BlockContext,
+        (tx_index, log_index): (usize, u32),
+        removed: bool,
+        log: &Log<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), EvmError> {
+        let tx_hash = b256(&self.facts_of(tx_index)?.id.0);
+        let place = LogContext { tx_hash, tx_index, log_index, removed };
+        out.reserve(LOG_TEXT_BYTES + log.data.len() * 2);
+        if self.overlay.logs.contains_key(&log_index) {
+            let object = Json(Value::Object(self.log_object(block, &place, log)));
+            serde_json::to_writer(&mut *out, &object).map_err(|error| self.malformed("extras", error))?;
+        } else {
+            let mut sink = TextSink::new(out);
+            fields::log(block, &place, log, &mut sink);
+            sink.finish();
         }
         Ok(())
     }
@@ -333,7 +356,7 @@ impl BlockView {
 
     /// An ommer as `eth_getUncleBy…` answers: a block without transactions. `None` beyond the last one, and where only its hash is known.
     /// Needs the body.
-    pub fn ommer_json(&self, index: usize) -> Result<Option<Value>, EvmError> {
+    pub fn ommer_json(&self, index: usize) -> Result<Option<Json>, EvmError> {
         let body = self.body()?;
         let Some(item) = body.ommers.get(index).filter(|item| item.list) else { return Ok(None) };
         let header =
@@ -343,7 +366,7 @@ impl BlockView {
         if let Some(patch) = self.overlay.ommers.get(&(index as u32)) {
             patch.apply(&mut object);
         }
-        Ok(Some(Value::Object(object)))
+        Ok(Some(Json(Value::Object(object))))
     }
 
     /// What `debug_traceBlockBy…` with the `callTracer` answers: `[{txHash, result}…]`. `None` where no traces are archived. As text, because
@@ -360,17 +383,24 @@ impl BlockView {
         }
     }
 
-    /// The block's RLP, `[header, transactions, ommers, withdrawals?]`, as `debug_getRawBlock` answers. Needs header and body.
+    /// The block's RLP, `[header, transactions, ommers, withdrawals?]`, as `debug_getRawBlock` answers, with the transactions that the transactions
+    /// root covers. Needs header and body.
     pub fn raw_block(&self) -> Result<Bytes, EvmError> {
         let body = self.body()?;
-        for index in 0..body.transactions.len() {
+        let roots = Roots::of(&body, &self.overlay);
+        let mut transactions = Vec::with_capacity(body.payload.len());
+        for (index, item) in body.transactions.iter().enumerate().filter(|(index, _)| roots.cover_tx(*index))
+        {
             self.bytes_of(&body, index)?;
+            transactions.extend_from_slice(item.raw);
         }
         let header = self.raw_header()?;
+        let transactions = in_list(transactions);
         let mut block = Vec::with_capacity(header.len() + body.payload.len() + 9);
-        rlp::list_header(header.len() + body.payload.len(), &mut block);
+        rlp::list_header(header.len() + transactions.len() + body.after_transactions.len(), &mut block);
         block.extend_from_slice(&header);
-        block.extend_from_slice(body.payload);
+        block.extend_from_slice(&transactions);
+        block.extend_from_slice(body.after_transactions);
         Ok(block.into())
     }
 
@@ -392,17 +422,28 @@ impl BlockView {
         Ok(self.stored.body.slice_ref(self.bytes_of(&body, index)?))
     }
 
-    /// The receipts' EIP-2718 bytes with bloom, as `debug_getRawReceipts` answers: those that the receipts root covers. Needs body and
-    /// receipts.
+    /// The receipts' EIP-2718 bytes with bloom, as `debug_getRawReceipts` answers: those that the receipts root covers; an error where one is
+    /// missing. Needs body and receipts.
     pub fn raw_receipts(&self) -> Result<Vec<Bytes>, EvmError> {
-        let covered = self.body()?.in_roots(self.overlay.injected);
-        let one = |receipt: &Receipt<'_>| {
-            let bloom = receipt.bloom().map_err(|error| self.malformed("receipts", error))?;
-            let mut bytes = Vec::new();
-            receipt.encode_consensus(&bloom, &mut bytes);
-            Ok(bytes.into())
-        };
-        self.receipts()?.list.iter().take(covered).map(one).collect()
+        let roots = Roots::of(&self.body()?, &self.overlay);
+        let receipts = self.receipts_of_all()?.list;
+        let covered = receipts.iter().enumerate().filter(|(index, _)| roots.cover_receipt(*index));
+        covered.map(|(_, receipt)| self.raw_receipt_of(receipt)).collect()
+    }
+
+    /// One of them by its transaction's index; `None` where the receipts root doesn't cover it, or it is missing. Needs body and receipts.
+    pub fn raw_receipt(&self, index: usize) -> Result<Option<Bytes>, EvmError> {
+        let covered = Roots::of(&self.body()?, &self.overlay).cover_receipt(index);
+        let receipts = self.receipts()?.list;
+        let receipt = receipts.get(index).filter(|receipt| covered && receipt.outcome != Outcome::Missing);
+        receipt.map(|receipt| self.raw_receipt_of(receipt)).transpose()
+    }
+
+    fn raw_receipt_of(&self, receipt: &Receipt<'_>) -> Result<Bytes, EvmError> {
+        let bloom = receipt.bloom().map_err(|error| self.malformed("receipts", error))?;
+        let mut bytes = Vec::new();
+        receipt.encode_consensus(&bloom, &mut bytes);
+        Ok(bytes.into())
     }
 
     fn id(&self) -> B256 {
@@ -427,6 +468,19 @@ impl BlockView {
         Receipts::decode(&self.stored.receipts).map_err(|error| self.malformed("receipts", error))
     }
 
+    /// The receipts, of which none is missing.
+    fn receipts_of_all(&self) -> Result<Receipts<'_>, EvmError> {
+        let receipts = self.receipts()?;
+        match receipts.list.iter().position(|receipt| receipt.outcome == Outcome::Missing) {
+            None => Ok(receipts),
+            Some(index) => Err(EvmError::ReceiptMissing {
+                height: self.stored.facts.height,
+                index,
+                id: self.stored.transactions.get(index).map(|facts| facts.id),
+            }),
+        }
+    }
+
     fn receipt_at<'a, 'b>(
         &self,
         receipts: &'a Receipts<'b>,
@@ -446,10 +500,10 @@ impl BlockView {
         self.facts_of_all()?.get(index).ok_or_else(|| self.no_such("transaction", index, self.tx_count()))
     }
 
-    fn known(&self, body: &Body<'_>, index: usize) -> Result<Option<TxEnvelope>, EvmError> {
+    fn known(&self, body: &Body<'_>, index: usize) -> Result<Option<Tx>, EvmError> {
         match body.transaction(index) {
             Some(bytes) => {
-                tx::decode(bytes).map_err(|error| self.malformed(&format!("transaction {index}"), error))
+                Tx::decode(bytes).map_err(|error| self.malformed(&format!("transaction {index}"), error))
             }
             None => Ok(None),
         }

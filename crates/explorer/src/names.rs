@@ -26,5 +26,7 @@ pub const NFT_METADATA_WORKER: &str = "nft_metadata_worker";
 pub const CONTRACT_CODE_WORKER: &str = "contract_code_worker";
 /// Flow accounts with their keys and contracts as they are now.
 pub const ACCOUNT_STATE_WORKER: &str = "account_state_worker";
+/// What Flow accounts were before the archive saw anything of them.
+pub const ACCOUNT_METADATA_WORKER: &str = "account_metadata_worker";
 /// Whether the EVM chain on Flow is whole.
 pub const EVM_CHAIN_WORKER: &str = "evm_chain_worker";

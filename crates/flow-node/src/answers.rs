@@ -112,6 +112,12 @@ impl State {
         found.ok_or_else(|| missing("transaction"))
     }
 
+    /// The transaction with this id in the first block that has it.
+    fn first_of(&self, id: &Bytes) -> Result<&ServedTx, Status> {
+        let mut transactions = self.chain.blocks().flat_map(|block| &block.transactions);
+        transactions.find(|tx| tx.id == *id).ok_or_else(|| missing("transaction"))
+    }
+
     fn events_of(&self, block: &ServedBlock, event_type: &str) -> Result<EventsResult, Status> {
         let mut events = Vec::new();
         for tx in &block.transactions {
@@ -192,7 +198,7 @@ impl State {
 
     /// One answer. State is kept only of what was asked.
     pub(crate) fn found(&self, call: &str, question: Bytes) -> Result<Bytes, Status> {
-        if self.behaviour.is_old && BULK.contains(&call) {
+        if (self.behaviour.is_old && BULK.contains(&call)) || self.behaviour.lacks.contains(&call) {
             return Err(Status::unimplemented(format!("unknown method {call}")));
         }
         self.may_fail(call)?;
@@ -294,15 +300,20 @@ impl State {
                 encoded(&proto::TransactionResponse { transaction: Some(tx.transaction.clone()) })
             }
             "GetTransactionResult" => {
-                let result = self.transaction(&read(question)?)?.result.clone();
-                match self.behaviour.is_old {
-                    false => result,
-                    // Old nodes say less.
-                    true => encoded(&proto::TransactionResult {
-                        collection_id: Bytes::new(),
-                        ..read::<proto::TransactionResult>(result)?
-                    }),
+                let question = read::<proto::GetTransactionRequest>(question)?;
+                let found = match self.behaviour.is_silent_on_blocks {
+                    false => self.transaction(&question)?,
+                    true => self.first_of(&question.id)?,
+                };
+                let mut result = read::<proto::TransactionResult>(found.result.clone())?;
+                // Old nodes say less.
+                if self.behaviour.is_old {
+                    result.collection_id = Bytes::new();
                 }
+                if self.behaviour.is_silent_on_blocks {
+                    (result.block_id, result.block_height) = (Bytes::new(), 0);
+                }
+                encoded(&result)
             }
             "GetExecutionResultForBlockID" => {
                 let block = self.executed(&read::<proto::ByIdRequest>(question)?.id)?;

@@ -35,6 +35,10 @@ pub struct Behaviour {
     pub is_system_unstored: bool,
     /// Results by index are of users' transactions alone.
     pub is_system_refused_by_index: bool,
+    /// Results by id name neither block nor height, and are those of the first block that has the transaction, whichever was asked for.
+    pub is_silent_on_blocks: bool,
+    /// Calls that it doesn't have.
+    pub lacks: &'static [&'static str],
     /// It has the state of so many sealed heights, the newest; of older blocks it answers no script and no account. `None`: of all.
     pub keeps_state_heights: Option<u64>,
     /// A call or a stream that fails, and how.
@@ -57,6 +61,8 @@ impl Default for Behaviour {
             bulk_lacks: None,
             is_system_unstored: false,
             is_system_refused_by_index: false,
+            is_silent_on_blocks: false,
+            lacks: &[],
             keeps_state_heights: None,
             failing: None,
             hanging: None,

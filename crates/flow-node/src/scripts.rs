@@ -19,6 +19,8 @@ use crate::ledger::{ContractId, Ledger};
 /// | `FTDisplay` | a token's address and name | its name, symbol and supply |
 /// | `TotalSupply` alone | a token's address and name | `UFix64?` |
 /// | `NFTCollectionDisplay` | a collection's address and name | its name |
+/// | `EVM.dryCall` | an EVM contract's address and the input, in hex | whether it was successful, and what it returned, in hex |
+/// | `addressFromString` alone | an EVM contract's address, in hex | its code, in hex |
 ///
 /// Those of `borrowNFT` and of what has `Display` in its name answer with a dictionary, without what there is not.
 pub fn answer(ledger: &Ledger, height: u64, script: &[u8], arguments: &[Bytes]) -> Result<Bytes, String> {
@@ -67,9 +69,42 @@ fn value(ledger: &Ledger, height: u64, script: &str, arguments: &[Bytes]) -> Res
         let is_there = ledger.items.all_at(height).any(|((collection, _), _)| *collection == contract);
         let name = cdc::string(&collection_name(&contract));
         found(if is_there { vec![("standard", cdc::boolean(true)), ("name", name)] } else { Vec::new() })
+    } else if script.contains("EVM.dryCall") {
+        let (contract, input) = (arguments.text(0, "String")?, arguments.text(1, "String")?);
+        let returned = evm_answer(contract, input);
+        let data = cdc::string(&hex::encode(returned.as_deref().unwrap_or_default()));
+        found(vec![("successful", cdc::boolean(returned.is_some())), ("data", data)])
+    } else if script.contains("addressFromString") {
+        found(vec![("code", cdc::string("60"))])
     } else {
         return Err(UNKNOWN.into());
     })
+}
+
+/// What a contract of the EVM side calls itself, by its address in hex.
+pub fn evm_name(contract: &str) -> String {
+    format!("Coin {}", &contract[..2])
+}
+
+/// Its symbol.
+pub const EVM_SYMBOL: &str = "COIN";
+/// How many decimals it has, and its supply.
+pub const EVM_DECIMALS: u64 = 6;
+
+/// What a contract of the EVM side returns: each is a token, and none a collection with names of its items.
+fn evm_answer(contract: &str, input: &str) -> Option<Vec<u8>> {
+    let word = |number: u64| [vec![0; 24], number.to_be_bytes().to_vec()].concat();
+    let string = |text: &str| {
+        let mut padded = text.as_bytes().to_vec();
+        padded.resize(text.len().next_multiple_of(32), 0);
+        [word(32), word(text.len() as u64), padded].concat()
+    };
+    match input.get(..8)? {
+        "06fdde03" => Some(string(&evm_name(contract))),
+        "95d89b41" => Some(string(EVM_SYMBOL)),
+        "313ce567" | "18160ddd" => Some(word(EVM_DECIMALS)),
+        _ => None,
+    }
 }
 
 /// What a script found, by name.

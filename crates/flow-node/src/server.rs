@@ -120,7 +120,7 @@ impl FlowNode {
             if let Err(error) =
                 tonic::transport::Server::builder().serve_with_incoming(service, incoming).await
             {
-                eprintln!("the access node ended: {error}");
+                println!("the access node ended: {error}");
             }
         });
         Ok(FlowNode { state, url, _running: Arc::new(Running(serving)) })

@@ -100,6 +100,7 @@ fn with_execution_result(stored: &StoredBlock, answer: RawBlock) -> Result<RawBl
         results: parts("receipts", &answer.receipts)?,
         execution_result: Some(stored.extras.clone()),
     })?;
-    whole.facts.unverified |= answer.facts.unverified & Checks::EVM_BLOCK.bits();
+    whole.facts.unverified |= answer.facts.unverified & Checks::OF_ANSWERS.bits();
+    whole.facts.parent_id = answer.facts.parent_id;
     Ok(whole)
 }

@@ -40,10 +40,19 @@ bitflags::bitflags! {
         /// An EVM block that it closes is not of the EVM transactions in it ([`crate::evm_blocks`]), and the nodes that were asked say so again. Whoever
         /// asks them sets this.
         const EVM_BLOCK = 32;
+        /// A result says neither its block nor its height, and the node gave it for the transaction's id alone. The id may stand in other blocks
+        /// too, so it may be the result of another one. Whoever asks for it sets this.
+        const RESULT_BLOCK = 64;
+        /// It is a spork's root that names another parent than the block below it, which the operator accepts: its facts name that block. Whoever takes it
+        /// sets this.
+        const PARENT = 128;
     }
 }
 
 impl Checks {
+    /// Those that say how a node answered: the stored block doesn't show them.
+    pub const OF_ANSWERS: Checks = Checks::EVM_BLOCK.union(Checks::RESULT_BLOCK).union(Checks::PARENT);
+
     /// The names of those that are set, as metrics and REST have them.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         self.iter().filter_map(|check| match check {
@@ -53,6 +62,8 @@ impl Checks {
             Checks::EXECUTION_RESULT => Some("execution-result"),
             Checks::EVENTS => Some("events"),
             Checks::EVM_BLOCK => Some("evm-block"),
+            Checks::RESULT_BLOCK => Some("result-block"),
+            Checks::PARENT => Some("parent"),
             _ => None,
         })
     }
@@ -183,7 +194,7 @@ pub fn linked_ref(header: &BlockHeader) -> Result<cairn_core::LinkedRef, FlowErr
 /// Puts a sealed block together and checks it.
 ///
 /// Each transaction has a result that names it, this block and its height; ids are computed and compared; events are those of their
-/// transaction, sorted by index, without a gap (F05); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; the
+/// transaction, sorted by index, without a gap but for those that service events leave (F05, flow-go #3393); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; the
 /// execution result has a chunk for each of them and for the system, of as many transactions where it counts them. What is in the events, and whether a transaction's last ones are there, is the node's word
 /// ([`Checks::EVENTS`]). A missing result is an error, never an empty one; system transactions that no result names are left
 /// out ([`crate::pair`]). Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
@@ -201,8 +212,8 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
         let what = format!("block {height}, transaction {index}");
         let is_system = is_none(&outcome.collection_id);
         let tx_id = check::result(height, &id, index, &decoded, &outcome, is_system, &mut unverified)?;
-        chunks.add(height, index, &outcome, tx_id)?;
-        let order = check::events(height, index, tx_id, &outcome.events)?;
+        let events = check::events(height, index, tx_id, &outcome.events)?;
+        chunks.add(height, index, &outcome, tx_id, &events)?;
         log_count = log_count.saturating_add(outcome.events.len() as u32);
         terms.extend(outcome.events.iter().flat_map(terms_of_event));
         let payer = FlowAddress::from_slice(&decoded.payer);
@@ -216,22 +227,26 @@ pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {
         });
         wire::put(&mut body, 1, transaction);
         let result = wire::without(&what, result, &[RESULT_METADATA])?;
-        wire::put(&mut receipts, 1, &wire::in_order(&what, &result, RESULT_EVENTS, &order)?);
+        wire::put(&mut receipts, 1, &wire::in_order(&what, &result, RESULT_EVENTS, &events.order)?);
     }
     chunks.check_collections(height, &block)?;
     if !chunks.has_system() {
         unverified |= Checks::SYSTEM_MISSING;
     }
+    let execution_result: Option<ExecutionResult> = match &parts.execution_result {
+        None => None,
+        Some(bytes) => Some(message(&format!("the execution result of block {height}"), bytes)?),
+    };
+    chunks.check_service_events(height, execution_result.as_ref())?;
     let mut has_shown_events = transactions.is_empty();
-    match &parts.execution_result {
+    match &execution_result {
         None => unverified |= Checks::EXECUTION_RESULT,
-        Some(bytes) => {
-            let result: ExecutionResult = message(&format!("the execution result of block {height}"), bytes)?;
+        Some(result) => {
             if !result.block_id.is_empty() && result.block_id != block.id {
                 let message = format!("it is of block {}", hex::encode(&result.block_id));
                 return Err(FlowError::Inconsistent { height, what: "its execution result", message });
             }
-            has_shown_events |= chunks.check_executed(height, &result)?;
+            has_shown_events |= chunks.check_executed(height, result)?;
         }
     }
     if !has_shown_events {
@@ -277,7 +292,10 @@ pub fn check_stored(stored: &StoredBlock) -> Result<RawBlock, FlowError> {
         whole.facts.unverified &= !Checks::EVENTS.bits();
     }
     // What other answers said can't be asked again.
-    whole.facts.unverified |= stored.facts.unverified & Checks::EVM_BLOCK.bits();
+    whole.facts.unverified |= stored.facts.unverified & Checks::OF_ANSWERS.bits();
+    if Checks::from_bits_retain(stored.facts.unverified).contains(Checks::PARENT) {
+        whole.facts.parent_id = stored.facts.parent_id;
+    }
     let differs = [
         (whole.facts != stored.facts, "its facts"),
         (whole.transactions != stored.transactions, "the facts of its transactions"),

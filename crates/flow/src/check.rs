@@ -2,11 +2,11 @@
 
 use cairn_core::TxId;
 
-use crate::FlowError;
 use crate::block::{Checks, id32, is_none};
 use crate::id::{collection_id, transaction_id};
 use crate::pair::is_unpaid;
 use crate::proto::{Block, Event, ExecutionResult, Transaction, TransactionResult, TransactionStatus};
+use crate::{EventType, FlowError};
 
 /// The `event_collection` of a chunk without events (flow-go `EmptyEventCollectionID`): the root of an empty Merkle tree.
 const NO_EVENTS: [u8; 32] = [
@@ -29,7 +29,7 @@ pub(crate) fn result(
         return Err(FlowError::Incomplete { height, message });
     }
     let other = |what: &'static str, message: String| FlowError::Inconsistent { height, what, message };
-    if !result.block_id.is_empty() && result.block_id.as_ref() != block_id {
+    if !is_none(&result.block_id) && result.block_id.as_ref() != block_id {
         let message = format!("that of transaction {index} is of block {}", hex::encode(&result.block_id));
         return Err(other("its results", message));
     }
@@ -54,12 +54,30 @@ pub(crate) fn result(
     Err(other("its transaction ids", format!("transaction {index} is {computed}, its result is of {named}")))
 }
 
-/// Holds events against their transaction, and gives the order of their indices, which run from 0 without a gap: nodes may send them otherwise (F05).
-pub(crate) fn events(height: u64, index: usize, id: TxId, events: &[Event]) -> Result<Vec<usize>, FlowError> {
+/// The events of a transaction, compared with it.
+pub(crate) struct Events {
+    /// Their places, by ascending index: nodes may send them in another order (F05).
+    pub order: Vec<usize>,
+    /// How many service events an index is missing behind.
+    skipped: usize,
+    /// Whether the last event is a service event: whether an index is missing behind that one doesn't show.
+    ends_with_service: bool,
+}
+
+/// Compares events with their transaction. Their indexes run from 0 without a gap.
+///
+/// Exception: before the end of 2025 execution nodes counted each service event twice (flow-go #3393), so the index behind one is skipped. Such a gap is of
+/// exactly one, and [`Chunks::check_service_events`] compares the number of gaps with the execution result.
+pub(crate) fn events(height: u64, index: usize, id: TxId, events: &[Event]) -> Result<Events, FlowError> {
     let mut order: Vec<usize> = (0..events.len()).collect();
     order.sort_by_key(|place| events[*place].event_index);
-    for (expected, place) in (0u32..).zip(&order) {
+    let (mut expected, mut skipped) = (0u32, 0);
+    let mut is_behind_service = false;
+    for place in &order {
         let event = &events[*place];
+        if is_behind_service && event.event_index == expected.saturating_add(1) {
+            (expected, skipped) = (event.event_index, skipped + 1);
+        }
         let foreign = !event.transaction_id.is_empty() && event.transaction_id.as_ref() != id.as_bytes();
         if foreign || event.transaction_index as usize != index || event.event_index < expected {
             let message = format!(
@@ -75,8 +93,10 @@ pub(crate) fn events(height: u64, index: usize, id: TxId, events: &[Event]) -> R
                 format!("transaction {index} has an event {} and none {expected}", event.event_index);
             return Err(FlowError::Incomplete { height, message });
         }
+        expected = expected.saturating_add(1);
+        is_behind_service = EventType::parse(&event.r#type).is_some_and(|name| name.is_service_event());
     }
-    Ok(order)
+    Ok(Events { order, skipped, ends_with_service: is_behind_service })
 }
 
 /// The transactions of a block, chunk by chunk: one chunk a collection, and that of the system.
@@ -84,6 +104,10 @@ pub(crate) fn events(height: u64, index: usize, id: TxId, events: &[Event]) -> R
 pub(crate) struct Chunks {
     collections: Vec<Chunk>,
     system: Option<Chunk>,
+    /// How many service events an index is missing behind.
+    skipped: usize,
+    /// How many transactions end with a service event.
+    ends_with_service: usize,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +125,7 @@ impl Chunks {
         index: usize,
         result: &TransactionResult,
         id: TxId,
+        events: &Events,
     ) -> Result<(), FlowError> {
         let collection_id = result.collection_id.as_ref();
         let chunk = if is_none(collection_id) {
@@ -118,7 +143,35 @@ impl Chunks {
         };
         chunk.transactions.push(id);
         chunk.events += result.events.len();
+        self.skipped += events.skipped;
+        self.ends_with_service += usize::from(events.ends_with_service);
         Ok(())
+    }
+
+    /// Where indexes are missing behind service events, the execution result has to have one for each gap, and no other than those and the ones that end a
+    /// transaction. Otherwise events are missing.
+    pub fn check_service_events(
+        &self,
+        height: u64,
+        result: Option<&ExecutionResult>,
+    ) -> Result<(), FlowError> {
+        if self.skipped == 0 {
+            return Ok(());
+        }
+        let gaps = format!("an event index is missing behind {} service events", self.skipped);
+        let message = match result.map(|result| result.service_events.len()) {
+            None => format!(
+                "{gaps}, and there is no execution result to say how many there are: take a node that has it"
+            ),
+            Some(count) if (self.skipped..=self.skipped + self.ends_with_service).contains(&count) => {
+                return Ok(());
+            }
+            Some(count) => format!(
+                "{gaps}, {} more end a transaction, and the execution result has {count}",
+                self.ends_with_service
+            ),
+        };
+        Err(FlowError::Incomplete { height, message })
     }
 
     /// Whether the chain itself made any.

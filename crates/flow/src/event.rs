@@ -28,6 +28,16 @@ impl<'t> EventType<'t> {
         Some(EventType { address: Some(address.parse().ok()?), contract, event })
     }
 
+    /// Whether it has the name of an event by which the chain's contracts tell the protocol something (flow-go `systemcontracts`). Whose contract it is
+    /// isn't looked at: the execution result says how many there are.
+    pub fn is_service_event(&self) -> bool {
+        matches!(
+            (self.contract, self.event),
+            ("FlowEpoch", "EpochSetup" | "EpochCommit" | "EpochRecover")
+                | ("NodeVersionBeacon", "VersionBeacon" | "ProtocolStateVersionUpgrade")
+        )
+    }
+
     /// Whether it is this event of this contract of this account.
     pub fn is(&self, address: FlowAddress, contract: &str, event: &str) -> bool {
         self.address == Some(address) && self.contract == contract && self.event == event

@@ -5,11 +5,11 @@
 
 use std::borrow::Cow;
 
-use alloy_consensus::transaction::SignerRecoverable;
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes, TxKind, U256, keccak256};
 use alloy_rlp::{Decodable, Encodable, Header};
+use cairn_evm::signature::recover_low_s;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -320,7 +320,7 @@ fn signed(payload: &[u8]) -> Result<EvmTransaction, FlowError> {
     Ok(EvmTransaction {
         hash: *tx.tx_hash(),
         tx_type: tx.tx_type().into(),
-        from: tx.recover_signer().ok(),
+        from: recover_low_s(tx.signature(), tx.signature_hash()),
         to: tx.to(),
         nonce: tx.nonce(),
         gas_limit: tx.gas_limit(),

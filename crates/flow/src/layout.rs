@@ -34,8 +34,7 @@ impl FlowLayout {
 
     /// The hash of an EVM transaction, where the event is of one: as its term has it ([`executed_hash`]), whatever else of the event can't be read. Without a
     /// hash there is no lookup; the event itself is kept.
-    fn evm_hash(&self, event: &[u8]) -> Option<[u8; 32]> {
-        let event = Event::decode(event).ok()?;
+    fn evm_hash(&self, event: &Event) -> Option<[u8; 32]> {
         let name = EventType::parse(&event.r#type)?;
         if !name.is(self.network.accounts().service, "EVM", "TransactionExecuted") {
             return None;
@@ -53,15 +52,15 @@ impl BlockLayout for FlowLayout {
         }
         let mut slices = Slices::default();
         for (tx_index, (body, receipt)) in (0u32..).zip(bodies.into_iter().zip(results)) {
-            for (index, event) in
-                (0u32..).zip(event_ranges("a result", &block.receipts[receipt.clone()]).ok()?)
-            {
+            for event in event_ranges("a result", &block.receipts[receipt.clone()]).ok()? {
                 let range = receipt.start + event.start..receipt.start + event.end;
-                if let Some(evm_hash) = self.evm_hash(&block.receipts[range.clone()]) {
+                let event = Event::decode(&block.receipts[range.clone()]).ok()?;
+                if let Some(evm_hash) = self.evm_hash(&event) {
                     let evm_index = slices.evm_lookups.len() as u32;
                     slices.evm_lookups.push(EvmLookup { evm_hash, tx_index, evm_index });
                 }
-                slices.events.push(EventSlice { tx_index, index, range });
+                // Not its place: behind a service event an index may be missing.
+                slices.events.push(EventSlice { tx_index, index: event.event_index, range });
             }
             let (message, outcome) = (&block.body[body.clone()], &block.receipts[receipt.clone()]);
             slices.parts.extend(parts(tx_index, body.start, message)?);

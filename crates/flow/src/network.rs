@@ -1,8 +1,10 @@
 //! The networks: their names, contracts that the chain itself relies on, and sporks.
 
+use cairn_core::{ChainId, FLOW_NETWORKS};
+
 use crate::FlowAddress;
 
-/// A network, by the `chain_id` text of its blocks.
+/// A network, by the `chain_id` text of its blocks; in the order of [`FLOW_NETWORKS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Network {
     /// `flow-mainnet`.
@@ -50,31 +52,18 @@ const OTHER_EVM: u64 = 646;
 impl Network {
     /// By its `chain_id`; `None` for names that this version doesn't know.
     pub fn from_chain_id(chain_id: &str) -> Option<Network> {
-        match chain_id {
-            "flow-mainnet" => Some(Network::Mainnet),
-            "flow-testnet" => Some(Network::Testnet),
-            "flow-emulator" => Some(Network::Emulator),
-            _ => None,
-        }
+        let networks = [Network::Mainnet, Network::Testnet, Network::Emulator];
+        networks.into_iter().find(|network| network.chain_id() == chain_id)
     }
 
     /// The text in its blocks.
     pub fn chain_id(self) -> &'static str {
-        match self {
-            Network::Mainnet => "flow-mainnet",
-            Network::Testnet => "flow-testnet",
-            Network::Emulator => "flow-emulator",
-        }
+        FLOW_NETWORKS[self as usize].1
     }
 
-    /// The number that stands for it in stores: `FLOW` in ASCII in the upper half, so that it is no EIP-155 chain id.
-    pub fn chain_number(self) -> cairn_core::ChainId {
-        let nth = match self {
-            Network::Mainnet => 1,
-            Network::Testnet => 2,
-            Network::Emulator => 3,
-        };
-        cairn_core::ChainId((0x464c_4f57 << 32) | nth)
+    /// The number that stands for it in stores.
+    pub fn chain_number(self) -> ChainId {
+        FLOW_NETWORKS[self as usize].0
     }
 
     /// The EIP-155 chain id of its EVM.
@@ -203,5 +192,20 @@ mod tests {
             [130_290_658, 130_290_659, 137_390_145, 137_390_146].map(end),
             [Some("mainnet27"), Some("mainnet28"), Some("mainnet28"), None]
         );
+    }
+
+    /// Stores have the numbers; people read the names.
+    #[test]
+    fn numbers_of_networks_are_for_ever_and_read_as_names() {
+        let numbers = [Network::Mainnet, Network::Testnet, Network::Emulator].map(Network::chain_number);
+        assert_eq!(
+            numbers.map(|number| number.0),
+            [0x464c_4f57_0000_0001, 0x464c_4f57_0000_0002, 0x464c_4f57_0000_0003]
+        );
+        assert_eq!(
+            numbers.map(|number| number.to_string()),
+            ["flow-mainnet", "flow-testnet", "flow-emulator"]
+        );
+        assert_eq!(ChainId(747).to_string(), "747");
     }
 }

@@ -9,7 +9,9 @@ use cairn_core::TxId;
 
 use crate::block::{BlockParts, is_none, message};
 use crate::id::transaction_id;
-use crate::proto::{RESULT_COLLECTION, RESULT_TRANSACTION, Transaction, TransactionResult};
+use crate::proto::{
+    Block, RESULT_BLOCK, RESULT_COLLECTION, RESULT_TRANSACTION, Transaction, TransactionResult,
+};
 use crate::{FlowError, wire};
 
 /// A transaction with its result, each as it came and decoded.
@@ -25,10 +27,28 @@ pub fn is_unpaid(transaction: &Transaction) -> bool {
     is_none(&transaction.payer)
 }
 
-/// A result of which the node left out whose it is and of which collection, with both: those asked for by index, and of old nodes.
-pub fn named(result: &Bytes, id: TxId, collection_id: &[u8]) -> Result<Bytes, FlowError> {
+/// Whether a result is one of this block, as it says itself; `None`: it says neither block nor height. Nodes of old sporks don't.
+pub fn is_of_block(result: &TransactionResult, block: &Block) -> Option<bool> {
+    match (is_none(&result.block_id), result.block_height) {
+        (true, 0) => None,
+        (true, height) => Some(height == block.height),
+        (false, _) => Some(result.block_id == block.id),
+    }
+}
+
+/// A result of which the node left out the names, with those of its transaction and its collection: results by index, and those of old nodes. With `block_id`
+/// also that of its block, where the question was for that block's result.
+pub fn named(
+    result: &Bytes,
+    id: TxId,
+    collection_id: &[u8],
+    block_id: Option<&[u8]>,
+) -> Result<Bytes, FlowError> {
     let outcome: TransactionResult = message("a result", result)?;
     let mut whole = result.clone();
+    if let Some(block_id) = block_id.filter(|_| is_none(&outcome.block_id)) {
+        whole = wire::with("a result", &whole, RESULT_BLOCK, block_id)?;
+    }
     if is_none(&outcome.transaction_id) {
         whole = wire::with("a result", &whole, RESULT_TRANSACTION, id.as_bytes())?;
     }

@@ -435,6 +435,8 @@ pub struct TransactionResult {
 
 /// The number of the field of a result that holds its events.
 pub(crate) const RESULT_EVENTS: u32 = 4;
+/// The number of the field of a result that names its block.
+pub(crate) const RESULT_BLOCK: u32 = 5;
 /// The number of the field of a result that names its transaction.
 pub(crate) const RESULT_TRANSACTION: u32 = 6;
 /// The number of the field of a result that names its collection.
@@ -466,8 +468,21 @@ pub struct ExecutionResult {
     pub block_id: Bytes,
     #[prost(message, repeated, tag = "3")]
     pub chunks: Vec<Chunk>,
+    #[prost(message, repeated, tag = "4")]
+    pub service_events: Vec<ServiceEvent>,
     #[prost(bytes = "bytes", tag = "5")]
     pub execution_data_id: Bytes,
+}
+
+/// An event by which the chain's contracts tell the protocol something.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ServiceEvent {
+    /// Its kind, such as `setup` or `version-beacon`.
+    #[prost(string, tag = "1")]
+    pub r#type: String,
+    /// JSON.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub payload: Bytes,
 }
 
 /// One collection's share of an execution.

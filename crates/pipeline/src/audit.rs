@@ -4,6 +4,7 @@
 //! again. Changes nothing.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
 use cairn_core::{BlockId, Height, HeightRange, IndexKey, Parts, StoredBlock};
@@ -29,6 +30,8 @@ pub trait BlockAuditor: Send + Sync {
 pub enum Subject {
     /// The block's own rows.
     Block,
+    /// Blocks of these heights, which are not there.
+    Missing(HeightRange),
     /// Index entries of these heights.
     Index(HeightRange),
 }
@@ -36,12 +39,23 @@ pub enum Subject {
 /// Something wrong at a height.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Where.
+    /// Where; the first height where there are several.
     pub height: Height,
     /// The block or its index entries.
     pub subject: Subject,
     /// What.
     pub problem: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.subject {
+            Subject::Missing(heights) if heights.len() > 1 => {
+                write!(f, "heights {}..{}: {}", self.height, heights.end() - 1, self.problem)
+            }
+            _ => write!(f, "height {}: {}", self.height, self.problem),
+        }
+    }
 }
 
 /// What an audit found.
@@ -53,8 +67,26 @@ pub struct AuditReport {
     pub transactions: u64,
     /// How many blocks carry a relaxed or impossible check.
     pub relaxed_blocks: u64,
-    /// All that is wrong, by height.
+    /// All that is wrong, by height; first of all what is wrong with the block before the range.
     pub findings: Vec<Finding>,
+}
+
+impl AuditReport {
+    /// Adds what is wrong with the block at `at` where it can't be read; missing blocks beside each other are one finding.
+    fn unreadable(&mut self, at: Height, error: &StoreError) {
+        if *error != StoreError::hole(at) {
+            let (height, problem) = (at, error.to_string());
+            return self.findings.push(Finding { height, subject: Subject::Block, problem });
+        }
+        if let Some(Finding { subject: Subject::Missing(heights), .. }) = self.findings.last_mut()
+            && heights.end() == at
+        {
+            *heights = HeightRange::new(heights.start(), at.next());
+            return;
+        }
+        let problem = "no block is stored there, though the head row says so".into();
+        self.findings.push(Finding { height: at, subject: Subject::Missing(HeightRange::one(at)), problem });
+    }
 }
 
 /// Checks `range` as far as it is stored; `progress` is told each height that is done. At most `max_findings` are listed.
@@ -67,10 +99,21 @@ pub async fn audit(
 ) -> Result<AuditReport, StoreError> {
     let mut report = AuditReport::default();
     let stored = store.snapshot().await?.head().range();
-    for segment in range.intersect(stored).chunks(SEGMENT_HEIGHTS) {
+    let range = range.intersect(stored);
+    for segment in range.chunks(SEGMENT_HEIGHTS) {
         let mut expected = Vec::with_capacity(segment.len() as usize);
         let mut at = segment.start();
-        let mut before = previous_id(store, at).await?;
+        let mut before = match previous_id(store, at).await {
+            Ok(before) => before,
+            // The link of the first block can't be checked. Within the range the block before was named already.
+            Err(error @ StoreError::Corrupt { .. }) => {
+                if let Some(prev) = at.prev().filter(|_| at == range.start()) {
+                    report.unreadable(prev, &error);
+                }
+                None
+            }
+            Err(error) => return Err(error),
+        };
         let mut unreadable = BTreeSet::new();
         let mut reach = segment.len();
         while at < segment.end() && report.findings.len() < max_findings {
@@ -83,12 +126,8 @@ pub async fn audit(
                     reach = wanted.len() / 2;
                     continue;
                 }
-                Err(StoreError::Corrupt { place, what }) => {
-                    report.findings.push(Finding {
-                        height: at,
-                        subject: Subject::Block,
-                        problem: format!("{place}: {what}"),
-                    });
+                Err(error @ StoreError::Corrupt { .. }) => {
+                    report.unreadable(at, &error);
                     unreadable.insert(at);
                     at = at.next();
                     before = None;
@@ -97,28 +136,9 @@ pub async fn audit(
                 Err(error) => return Err(error),
             };
             reach = reach.saturating_mul(2);
-            if blocks.is_empty() {
-                report.findings.push(Finding {
-                    height: at,
-                    subject: Subject::Block,
-                    problem: "the block is missing".into(),
-                });
-                at = at.next();
-                before = None;
-                continue;
-            }
-            for block in &blocks {
-                while at < block.facts.height {
-                    report.findings.push(Finding {
-                        height: at,
-                        subject: Subject::Block,
-                        problem: "the block is missing".into(),
-                    });
-                    before = None;
-                    at = at.next();
-                }
-                at = block.facts.height.next();
-            }
+            // A reorg took the rest away.
+            let Some(last) = blocks.last() else { break };
+            at = last.facts.height.next();
             let auditor = auditor.clone();
             let checked = check_blocks(auditor, blocks, before).await?;
             before = checked.last_id;

@@ -85,6 +85,7 @@ pub enum LookError {
 }
 
 /// Looks for gaps at intervals and says what it finds in metrics.
+#[derive(Clone)]
 pub struct GapWatch {
     /// The node.
     pub source: Arc<dyn ChainSource>,

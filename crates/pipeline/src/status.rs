@@ -28,6 +28,62 @@ impl fmt::Display for Halt {
     }
 }
 
+/// The code of an obstacle that is a block which checks refuse.
+pub const BLOCK_REFUSED: &str = "block-refused";
+/// The code of an obstacle that is a node which refuses what it is asked.
+pub const SOURCE_REFUSED: &str = "source-refused";
+
+/// The code of an obstacle that is a database which refuses what is written.
+pub const STORE_REFUSED: &str = "store-refused";
+/// The code of an obstacle that is a node which fails or can't be reached.
+pub const SOURCE: &str = "source";
+/// The code of an obstacle that is a fork which too few nodes confirm.
+pub const HEAD_QUORUM: &str = "head-quorum";
+
+/// A block is refused so often in a row before it counts as refused: other nodes had their turn by then.
+pub const LASTING_TRIES: u32 = 5;
+
+/// What the ingester can't get past. It tries again with growing pauses, and goes on by itself once it can.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// Why, in a word for programs: see [`IngestError::code`].
+    pub code: &'static str,
+    /// The height of the block that can't be stored, where it is known.
+    pub height: Option<Height>,
+    /// The check that refused the block, by its configured name.
+    pub check: Option<String>,
+    /// Who said what, for people.
+    pub message: String,
+    /// What an operator can do beside waiting.
+    pub remedy: Option<String>,
+    /// When the first try failed, by the clock. Tries with other errors count too, as long as nothing was stored in between.
+    pub since_ms: u64,
+    /// How many tries in a row have failed.
+    pub tries: u32,
+}
+
+impl Obstacle {
+    /// Whether it is named at once: a node that refuses; a block that checks refuse, or a fork that is not confirmed, again and again. Any other obstacle may pass before
+    /// anybody misses a block, and shows as a tip that stands still.
+    pub fn is_lasting(&self) -> bool {
+        match self.code {
+            SOURCE_REFUSED => true,
+            BLOCK_REFUSED | HEAD_QUORUM => self.tries >= LASTING_TRIES,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (failed tries in a row: {})", self.message, self.tries)?;
+        match &self.remedy {
+            Some(remedy) if !self.message.contains(remedy) => write!(f, ". {remedy}"),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What the ingester is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IngestState {
@@ -74,6 +130,8 @@ pub struct IngestStatus {
     pub reorgs: u64,
     /// Why it stopped for good, where its state says that it did.
     pub halt: Option<Halt>,
+    /// What it can't get past, from the first try that failed until it goes on.
+    pub obstacle: Option<Obstacle>,
     /// The height that it works towards.
     pub target: Option<Height>,
     /// What bounds the speed now, in the source's words.
@@ -116,6 +174,7 @@ impl StatusBoard {
             bytes: 0,
             reorgs: 0,
             halt: None,
+            obstacle: None,
             target: None,
             bound_by: String::new(),
         };
@@ -141,9 +200,61 @@ impl StatusBoard {
         });
     }
 
+    /// A try failed with an error that may pass. What is known of it from now on.
+    pub fn met(&self, error: &IngestError) -> Obstacle {
+        let now_ms = self.clock.now_ms();
+        let before = self.sender.borrow().obstacle.clone();
+        let mut obstacle = Obstacle {
+            code: error.code(),
+            height: error.height(),
+            check: error.check().map(str::to_owned),
+            message: error.to_string(),
+            remedy: error.remedy(),
+            since_ms: before.as_ref().map_or(now_ms, |before| before.since_ms),
+            tries: before.as_ref().map_or(1, |before| before.tries.saturating_add(1)),
+        };
+        // A node that refused and is left alone for a while, or is out of reach now, still refuses as far as anybody knows.
+        let is_named =
+            |before: &&Obstacle| matches!(before.code, BLOCK_REFUSED | SOURCE_REFUSED | HEAD_QUORUM);
+        if obstacle.code == SOURCE
+            && let Some(before) = before.as_ref().filter(is_named)
+        {
+            obstacle.code = before.code;
+            obstacle.height = obstacle.height.or(before.height);
+            obstacle.check = before.check.clone();
+            obstacle.remedy = before.remedy.clone();
+        }
+        if let Some(before) = before.filter(|before| before.code != obstacle.code) {
+            metrics::gauge!("cairn_ingest_obstacle", "code" => before.code).set(0.0);
+        }
+        metrics::gauge!("cairn_ingest_obstacle", "code" => obstacle.code).set(1.0);
+        self.sender.send_modify(|status| {
+            status.state = IngestState::Waiting(obstacle.message.clone());
+            status.obstacle = Some(obstacle.clone());
+        });
+        obstacle
+    }
+
+    /// It goes on: what it could not get past, where there was anything.
+    pub fn passed(&self) -> Option<Obstacle> {
+        self.sender.borrow().obstacle.as_ref()?;
+        let mut passed = None;
+        self.sender.send_modify(|status| passed = status.obstacle.take());
+        if let Some(passed) = &passed {
+            metrics::gauge!("cairn_ingest_obstacle", "code" => passed.code).set(0.0);
+        }
+        passed
+    }
+
+    /// The stored tip.
+    pub fn tip(&self) -> Option<BlockRef> {
+        self.sender.borrow().tip
+    }
+
     /// It stopped for good. Where the error names no height it stands at the one after the tip.
     pub fn halted(&self, error: &IngestError) {
         let message = error.to_string();
+        self.passed();
         self.sender.send_modify(|status| {
             let next = status.tip.map(|tip| tip.height.next());
             status.halt = Some(Halt {

@@ -1,7 +1,7 @@
 //! How long its holder may count on a lease.
 //!
 //! A holder stops by itself a margin before the last renewal runs out, by its own monotonic clock: who can't reach the store must not go on for
-//! longer than the store lets the lease stand. From then on nothing is written under it, and it isn't given back either: it expires.
+//! longer than the store lets the lease stand. From then on nothing is written under it. It expires, unless its holder gives it back once the store answers again.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,8 @@
 //! Runs many seeds and says which failed: `cairn-sim --seeds N [--from S] [--threads T]`, or `--seed S` for one.
 
+// A program for developers.
+#![allow(clippy::print_stderr)]
+
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -10,7 +10,7 @@ use cairn_source::evm::synthetic::{SyntheticChain, View};
 use cairn_source::{ChainSource, Heads, Result, SourceError};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use tokio::time::Instant;
 
 use crate::plan::Plan;
@@ -72,6 +72,10 @@ impl FaultyNodes {
     async fn travel(&self) -> Result<()> {
         let latency_ms = self.draw(|rng| rng.random_range(1..40));
         tokio::time::sleep(Duration::from_millis(latency_ms)).await;
+        let now_ms = self.now_ms();
+        if self.plan.refused_ms.is_some_and(|(from, to)| (from..to).contains(&now_ms)) && !self.is_quiet() {
+            return Err(SourceError::Permanent { endpoint: "node".into(), message: "HTTP 402".into() });
+        }
         if self.strikes(self.plan.faults.rate_limited) {
             let retry_after_ms = self.draw(|rng| rng.random_bool(0.5).then(|| rng.random_range(100..3_000)));
             return Err(SourceError::RateLimited {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cairn_core::{Height, HeightRange, Parts};
 use cairn_source::evm::synthetic::{ForkId, SyntheticChain};
 use cairn_store::{HeadRow, LogQuery, RawReader, RawSnapshot};
-use rand::Rng;
+use rand::RngExt;
 use rand::rngs::SmallRng;
 
 /// How many blocks below the tip a look compares.

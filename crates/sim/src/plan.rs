@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cairn_core::Height;
 use cairn_source::evm::synthetic::{FirstBlock, ForkId, ForkOptions, SyntheticChain, View};
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::derived::plan::DerivedPlan;
 
@@ -87,6 +87,8 @@ pub struct Plan {
     pub nodes: Vec<NodePlan>,
     /// What goes wrong in their answers.
     pub faults: FaultRates,
+    /// While in `[from, to)` every node refuses what it is asked. Not drawn, so that older seeds mean what they meant.
+    pub refused_ms: Option<(u64, u64)>,
     /// While in `[from, to)` every node sees the chain as it is and answers right: before a fork that is too deep, so that the chain that
     /// it replaces is stored.
     pub calm_ms: Option<(u64, u64)>,
@@ -142,6 +144,7 @@ pub fn draw(seed: u64, chain: &Arc<SyntheticChain>) -> Plan {
     let stops = !over_the_limit && rng.random_ratio(1, 8);
     Plan {
         seed,
+        refused_ms: None,
         calm_ms: life.calm_ms,
         quiet_from_ms: last_ms + rng.random_range(1_000..20_000),
         moments: life.moments,

@@ -15,7 +15,7 @@ use cairn_store::{AppendBatch, Dump, RawDump, RawReader, RawWriter, StoreInfo};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

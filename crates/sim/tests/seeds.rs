@@ -54,6 +54,22 @@ fn the_same_seed_is_the_same_run() {
     }
 }
 
+/// Rule K1: whenever nodes refuse everything for a while, ingestion waits, and arrives where it would have arrived.
+#[test]
+fn k1_nodes_that_refuse_for_a_while_end_nothing() {
+    let world = World::default();
+    for seed in 100..140 {
+        let chain = cairn_sim::chain(&world, seed);
+        let mut plan = plan::draw(seed, &chain);
+        let from_ms = plan.quiet_from_ms * (seed % 10) / 10;
+        plan.refused_ms = Some((from_ms, from_ms + 1_000 * (1 + seed % 90)));
+        plan.derived = None;
+        if let Err(error) = run_plan(&chain, plan) {
+            panic!("{error}");
+        }
+    }
+}
+
 /// Field case I01, exhaustively: a crash before and after every single commit of a run with forks, then one lost answer at each.
 #[test]
 fn i01_a_crash_at_every_commit_loses_and_doubles_nothing() {

@@ -7,6 +7,7 @@
 mod error;
 pub mod evm;
 pub mod flow;
+mod pace;
 mod source;
 pub mod verify;
 

@@ -43,6 +43,13 @@ pub trait ChainSource: Send + Sync {
         self.blocks(HeightRange::one(height)).await
     }
 
+    /// The names of the places to ask whose block at this height is `block` now; it stops asking once there are `enough`.
+    async fn holders(&self, block: BlockRef, enough: usize) -> Result<Vec<String>> {
+        let theirs = self.linked_ref(block.height).await?;
+        let is_theirs = enough > 0 && theirs.is_some_and(|theirs| theirs.block == block);
+        Ok(is_theirs.then(|| "the source".to_owned()).into_iter().collect())
+    }
+
     /// How many heights it likes to be asked for in one call of [`ChainSource::blocks`]; may change as it learns.
     fn preferred_heights(&self) -> u64 {
         1
@@ -57,6 +64,17 @@ pub trait ChainSource: Send + Sync {
     /// Tells the source that the block which it gave for `height` was refused (law 6): one that has several places to ask should prefer another
     /// one for a while. A hint: ignoring it is never wrong.
     fn distrust(&self, _height: Height) {}
+
+    /// Which of its places to ask gave the block at `height` last, by name; none where there is only one.
+    fn served_by(&self, _height: Height) -> Option<String> {
+        None
+    }
+
+    /// Where another stretch of nodes begins at `height`: what an operator sets, for people, so that its first block, which names another parent, follows
+    /// `below`. Where it is `None`, blocks that don't link are a fork, or answers of two nodes.
+    fn boundary_setting(&self, _height: Height, _below: BlockRef) -> Option<String> {
+        None
+    }
 
     /// What bounds it now, for people: "endpoint http://…: 8 of 8 requests in flight".
     fn bound_by(&self) -> String {

@@ -7,7 +7,8 @@
 //! **What fails.** A prefix is better than an error: what precedes the first bad block is returned, and the bad block is asked for again
 //! with the next call; the source hears of it ([`ChainSource::distrust`]). Only where the first block of an answer is bad the call fails, with [`SourceError::Inconsistent`]. An answer that
 //! stops linking is cut there and is no error: its blocks come from two forks (E17). A bloom that isn't that of the logs, with all else in order, may be
-//! the mark of logs that are missing (E03): the block is asked for again a few times, then taken and marked.
+//! the mark of logs that are missing (E03): the block is asked for again a few times, then taken and marked. Of a place whose blooms were wrong
+//! several times and came back the same, blocks are taken at once, and marked.
 //!
 //! **Back-pressure and shutdown.** At most `parallelism` blocks are checked at a time per call. A call that is dropped leaves at most so
 //! many checks running to their end on the blocking threads; they hold their block until then and change nothing.
@@ -15,10 +16,13 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cairn_core::{ChainId, Height, HeightRange, LinkedRef, RawBlock};
+use cairn_core::{BlockRef, ChainId, Height, HeightRange, LinkedRef, RawBlock};
 use cairn_evm::{ChainProfile, CheckFailure, Checks, SendersAre, check_block_with};
 use futures::{StreamExt, stream};
 
@@ -59,6 +63,9 @@ impl Offload {
     }
 }
 
+/// After so many blocks whose bloom alone was wrong and came back the same, blocks of that place are taken at once.
+const WRONG_BLOOMS_BELIEVED: u32 = 3;
+
 /// How [`Verified`] checks.
 #[derive(Debug, Clone)]
 pub struct VerifyOptions {
@@ -98,6 +105,10 @@ impl Default for VerifyOptions {
 pub struct Verified<S> {
     inner: S,
     options: VerifyOptions,
+    /// Of each place, by name: how many blocks had a wrong bloom that came back the same.
+    wrong_blooms: Mutex<HashMap<String, u32>>,
+    /// The marks that were warned of, as bits.
+    told: AtomicU32,
 }
 
 /// What became of a block whose bloom alone is wrong.
@@ -111,7 +122,7 @@ enum Settled {
 impl<S: ChainSource> Verified<S> {
     /// Checks whatever `inner` answers.
     pub fn new(inner: S, options: VerifyOptions) -> Self {
-        Verified { inner, options }
+        Verified { inner, options, wrong_blooms: Mutex::default(), told: AtomicU32::new(0) }
     }
 
     /// The source behind it.
@@ -164,13 +175,16 @@ impl<S: ChainSource> Verified<S> {
     /// Asks again for a block whose bloom alone is wrong. A wrongly empty answer mends itself; a chain whose blooms are wrong gives the same again.
     async fn settle_bloom(&self, block: RawBlock, failure: CheckFailure) -> Settled {
         let (height, parent_id) = (block.facts.height, block.facts.parent_id);
-        if self.options.bloom_retries == 0 {
+        let place = self.inner.served_by(height).unwrap_or_else(|| self.options.name.clone());
+        if self.options.bloom_retries == 0
+            || self.wrong_blooms(&place, |times| *times) >= WRONG_BLOOMS_BELIEVED
+        {
             return self.take_without_bloom(block).await;
         }
         count_failure("bloom");
         let mut seen = vec![block];
         for attempt in 1..=self.options.bloom_retries {
-            tracing::warn!(source = %self.options.name, %failure, attempt, "asking for the block again");
+            tracing::debug!(source = %self.options.name, %failure, attempt, "asking for the block again");
             self.inner.distrust(height);
             tokio::time::sleep(Duration::from_millis(self.options.bloom_retry_pause_ms)).await;
             let again = match self.inner.blocks(HeightRange::one(height)).await {
@@ -186,6 +200,8 @@ impl<S: ChainSource> Verified<S> {
             }
             match self.check(again, self.options.profile).await {
                 Ok((again, Ok(unverified))) => {
+                    // It was no peculiarity of the chain.
+                    self.wrong_blooms(&place, |times| *times = 0);
                     return Settled::Accepted(Box::new(self.accept(again, unverified)));
                 }
                 Ok((again, Err(failure))) if failure.is_bloom_only() => seen.push(again),
@@ -197,10 +213,27 @@ impl<S: ChainSource> Verified<S> {
         match seen.pop() {
             Some(last) if seen.contains(&last) => {
                 tracing::warn!(source = %self.options.name, %failure, "two answers agree: taken and marked");
+                let times = self.wrong_blooms(&place, |times| {
+                    *times += 1;
+                    *times
+                });
+                if times == WRONG_BLOOMS_BELIEVED {
+                    tracing::warn!(
+                        endpoint = place, %height,
+                        "the blooms of this chain are not those of its logs; its blocks are taken at once from now on, and marked. If the chain is known for \
+                         that, `--relax bloom` says so"
+                    );
+                }
                 self.take_without_bloom(last).await
             }
             _ => Settled::Refused(self.refuse(failure)),
         }
+    }
+
+    /// What is counted of a place's wrong blooms.
+    fn wrong_blooms<T>(&self, place: &str, count: impl FnOnce(&mut u32) -> T) -> T {
+        let mut places = self.wrong_blooms.lock().unwrap_or_else(PoisonError::into_inner);
+        count(places.entry(place.to_owned()).or_default())
     }
 
     /// Takes a block that holds against everything but the bloom. Checked once more, to learn what else its profile leaves unverified.
@@ -214,11 +247,27 @@ impl<S: ChainSource> Verified<S> {
     }
 
     fn accept(&self, mut block: RawBlock, unverified: Checks) -> RawBlock {
+        // Only the source knows which traces it lacks.
+        let unverified = unverified | (Checks::of_facts(block.facts.unverified) & Checks::MISSING_TRACES);
         block.facts.unverified = unverified.bits();
+        self.tell_once(&block, unverified.noted());
         for check in unverified.names() {
             metrics::counter!("cairn_source_unverified_total", "check" => check).increment(1);
         }
         block
+    }
+
+    /// Warns of the first block with a mark that no setting asks for. The metric counts the others.
+    fn tell_once(&self, block: &RawBlock, noted: Checks) {
+        let told = Checks::of_facts(self.told.fetch_or(noted.bits(), Ordering::Relaxed));
+        let news = noted - told;
+        if !news.is_empty() {
+            tracing::warn!(
+                source = %self.options.name, height = %block.facts.height, marks = %news,
+                "a block is taken and marked with what its node says otherwise than Ethereum's, or nothing proves; docs/reference/chains.md says what each mark \
+                 means, and `cairn_source_unverified_total` counts further blocks"
+            );
+        }
     }
 
     fn refuse(&self, failure: CheckFailure) -> SourceError {
@@ -304,6 +353,10 @@ impl<S: ChainSource> ChainSource for Verified<S> {
         Ok(verified)
     }
 
+    async fn holders(&self, block: BlockRef, enough: usize) -> Result<Vec<String>> {
+        self.inner.holders(block, enough).await
+    }
+
     fn preferred_heights(&self) -> u64 {
         self.inner.preferred_heights()
     }
@@ -314,6 +367,14 @@ impl<S: ChainSource> ChainSource for Verified<S> {
 
     fn distrust(&self, height: Height) {
         self.inner.distrust(height);
+    }
+
+    fn served_by(&self, height: Height) -> Option<String> {
+        self.inner.served_by(height)
+    }
+
+    fn boundary_setting(&self, height: Height, below: BlockRef) -> Option<String> {
+        self.inner.boundary_setting(height, below)
     }
 
     fn bound_by(&self) -> String {

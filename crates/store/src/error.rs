@@ -3,7 +3,7 @@
 use cairn_core::{BlockId, BlockRef, ChainId, ErrorKind, Fence, Height, HeightRange};
 
 /// A store's refusal or failure. Absence is `None`, never an error.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// Somebody acquired the head, or the lease, after this caller did.
     #[error(
@@ -99,6 +99,18 @@ pub enum StoreError {
         /// The newest known version.
         known: u32,
     },
+    /// A schema that is older than this binary needs, or not there at all, and that this caller may not bring up to date.
+    #[error(
+        "schema {schema} is version {found}, this program needs {known}: run `cairn migrate` or start the writer first"
+    )]
+    OldSchema {
+        /// Its name.
+        schema: &'static str,
+        /// The store's version; 0 where there is none.
+        found: u32,
+        /// The version that is needed.
+        known: u32,
+    },
     /// Another process holds the store for writing.
     #[error(
         "{what} is held by another process{}; stop it, or use another data directory (reading works meanwhile: `cairn serve`)",
@@ -180,6 +192,21 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// A height within the head's range has no block, though every height there must have one (law 3).
+    pub fn hole(height: Height) -> StoreError {
+        StoreError::Corrupt {
+            place: format!("height {height}"),
+            what: "its block is not there, though the head row says so".into(),
+        }
+    }
+
+    /// Nobody has begun an archive here.
+    pub fn not_begun() -> StoreError {
+        StoreError::Invalid(
+            "no archive was begun here: `cairn run` or `cairn import` stores its first block".into(),
+        )
+    }
+
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -187,6 +214,7 @@ impl StoreError {
             StoreError::PurgePending { .. }
             | StoreError::ForkBelow { .. }
             | StoreError::Applied { .. }
+            | StoreError::OldSchema { .. }
             | StoreError::NotYet { .. } => ErrorKind::Wait,
             StoreError::Busy(_) | StoreError::Replaced { .. } => ErrorKind::Retry,
             StoreError::DoesNotLink { .. } | StoreError::Invalid(_) | StoreError::Missing { .. } => {

@@ -68,7 +68,7 @@ pub struct CutEvent<'a> {
 }
 
 /// Cuts a block. `None` where the slices don't fit it: out of bounds, overlapping, out of order, of another number of transactions, or events whose
-/// indexes have a gap within a transaction.
+/// indexes don't follow each other within a transaction ([`EventSlice::may_follow`]).
 pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
     if slices.transactions.len() != block.transactions.len() {
         return None;
@@ -103,12 +103,13 @@ pub fn cut<'a>(block: &'a RawBlock, slices: &Slices) -> Option<Cut<'a>> {
         put_varint(&mut layout, gap.len());
         receipts_skeleton.extend_from_slice(gap);
         let (mut result, mut inner, mut event_count) = (Vec::new(), tx.receipt.start, 0);
-        let mut next_index = None;
+        let mut last_index = None;
         while let Some(event) = events.next_if(|event| event.tx_index == index) {
-            if event.range.end > tx.receipt.end || next_index.is_some_and(|next| event.index != next) {
+            let follows = last_index.is_none_or(|last| EventSlice::may_follow(last, event.index.into()));
+            if event.range.end > tx.receipt.end || !follows {
                 return None;
             }
-            next_index = Some(event.index.checked_add(1)?);
+            last_index = Some(event.index.into());
             let before = receipts.get(inner..event.range.start)?;
             put_varint(&mut layout, before.len());
             result.extend_from_slice(before);

@@ -28,6 +28,17 @@ pub struct LogQuery {
     pub groups: Vec<Vec<IndexKey>>,
 }
 
+impl LogQuery {
+    /// The heights for which `found` is the whole answer to a query over `range` with this `limit`: up to the last of them where the limit
+    /// ended it, else all of `range`.
+    pub fn accounted(range: HeightRange, found: &[Height], limit: usize) -> HeightRange {
+        match found.last() {
+            Some(last) if found.len() >= limit => HeightRange::inclusive(range.start(), *last),
+            _ => range,
+        }
+    }
+}
+
 /// What a store takes, for people: table or part name, rows, bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoreSizes {
@@ -68,6 +79,11 @@ pub trait RawReader: Send + Sync {
     /// Hold it for one request only: a backend may end it after two seconds, and then answers [`crate::StoreError::Busy`].
     /// A store that was not initialised is [`crate::StoreError::Invalid`].
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>>;
+
+    /// The head row alone, for whoever looks often. A backend may read it without a snapshot.
+    async fn head(&self) -> Result<HeadRow> {
+        Ok(self.snapshot().await?.head().clone())
+    }
 }
 
 /// A consistent view. Nothing above its head's tip, and nothing that a reorg took away, can be seen in it,
@@ -77,7 +93,8 @@ pub trait RawSnapshot: Send + Sync {
     /// The head row.
     fn head(&self) -> &HeadRow;
 
-    /// The canonical block at `height` with the parts asked for. `None` outside [`HeadRow::range`].
+    /// The canonical block at `height` with the parts asked for. `None` outside [`HeadRow::range`]. A height in it without a block is
+    /// [`crate::StoreError::hole`], here and in every other read that meets it.
     async fn block(&self, height: Height, parts: Parts) -> Result<Option<StoredBlock>>;
 
     /// The blocks of `range` that are stored, in order, until `max_bytes` of decompressed parts are read, or the snapshot's time is
@@ -100,6 +117,12 @@ pub trait RawSnapshot: Send + Sync {
     /// The canonical place of a transaction; the first one where an id stands at several.
     async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>>;
 
+    /// The canonical places of a transaction in `range`, ascending; at most `limit`. A snapshot that wraps another one may know the first place alone.
+    async fn places_of_tx(&self, id: TxId, range: HeightRange, limit: usize) -> Result<Vec<TxPlace>> {
+        let first = self.find_tx(id).await?.filter(|place| range.contains(place.height));
+        Ok(first.into_iter().take(limit).collect())
+    }
+
     /// The canonical places in `range` of the transactions that hold the EVM transaction of this hash, ascending; at most [`MAX_EVM_PLACES`].
     /// `None`: this store has no lookup of such hashes, and the block's log terms find it. A lookup whose transaction is gone is passed over, so
     /// an empty list is no proof that there is none.
@@ -109,6 +132,9 @@ pub trait RawSnapshot: Send + Sync {
 
     /// Up to `limit` heights in `range` (and within the head's range), ascending, whose blocks may hold matching logs:
     /// no block that has a match is left out; a block without one may be among them. Fewer than `limit`: there are no more.
+    ///
+    /// The answer accounts for every height of [`LogQuery::accounted`] (law 2): one without a block is [`crate::StoreError::hole`], whatever
+    /// the index says of it. Where an index answers, and the range is wide, a backend may go by a count of its rows some minutes ago.
     async fn log_candidates(&self, range: HeightRange, query: &LogQuery, limit: usize)
     -> Result<Vec<Height>>;
 

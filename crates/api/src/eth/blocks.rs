@@ -55,6 +55,21 @@ impl EthApi {
         self.view(&reading, block, move |view| Response::of(&view.block_json(full_transactions)?)).await
     }
 
+    pub(super) async fn header_by_hash(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+        self.header(block_hash(&Arguments::new(params, 1)?, 0)?).await
+    }
+
+    pub(super) async fn header_by_number(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+        self.header(block_number(&Arguments::new(params, 1)?, 0)?).await
+    }
+
+    async fn header(&self, at: BlockAt) -> Result<Response, RpcError> {
+        let reading = self.read().await?;
+        let parts = Parts::HEADER | Parts::EXTRAS;
+        let Some(block) = reading.block_at(at, parts).await? else { return Ok(Response::null()) };
+        self.view(&reading, block, |view| Response::of(&view.header_json()?)).await
+    }
+
     pub(super) async fn block_receipts(&self, params: Option<&Value>) -> Result<Response, RpcError> {
         let at = Arguments::new(params, 1)?.required(0, parse_block_at)?;
         let reading = self.read().await?;

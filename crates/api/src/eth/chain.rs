@@ -6,7 +6,7 @@ use cairn_evm::{Arguments, parse_data};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{EthApi, Response};
+use super::{EthApi, Refusal, Response};
 use crate::error::RpcError;
 
 /// How far the ingester is, for `eth_syncing`.
@@ -56,6 +56,12 @@ impl EthApi {
         Response::of(&true)
     }
 
+    /// A cairn has no peers: it asks nodes.
+    pub(super) fn peer_count(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+        Arguments::new(params, 0)?;
+        Response::of(&"0x0")
+    }
+
     pub(super) fn client_version(&self, params: Option<&Value>) -> Result<Response, RpcError> {
         Arguments::new(params, 0)?;
         Response::of(&self.client_version)
@@ -85,30 +91,35 @@ impl EthApi {
     }
 
     /// EIP-7910: the forks' parameters.
-    pub(super) async fn config(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+    pub(super) async fn config(&self, params: Option<&Value>) -> Result<Response, Refusal> {
         Arguments::new(params, 0)?;
         let reading = self.read().await?;
         let (_, tip) = reading.bounds().ok_or_else(RpcError::empty_archive)?;
         let Some(schedule) = self.schedule(&reading.head().info) else {
-            return Err(RpcError::server(
-                "this chain's fork schedule is not known here; give the chain's genesis file when ingesting",
-            ));
+            let refusal = RpcError::server(
+                "this chain's fork schedule is not known here. Give the chain's genesis file when ingesting, or configure a node to ask \
+                 (`serve.upstream`, --upstream)",
+            );
+            return Err(Refusal::Elsewhere(refusal));
         };
         let genesis = match schedule.genesis_hash() {
             Some(hash) => hash,
             None => match reading.snapshot().linked_ref(Height::ZERO).await? {
                 Some(genesis) => B256::new(genesis.block.id.0),
                 None => {
-                    return Err(RpcError::server(
-                        "the fork id needs the genesis block, and this archive begins after it",
-                    ));
+                    let refusal = RpcError::server(
+                        "the fork id needs the genesis block, and this archive begins after it. Configure a node to ask \
+                         (`serve.upstream`, --upstream)",
+                    );
+                    return Err(Refusal::Elsewhere(refusal));
                 }
             },
         };
-        let block = reading.snapshot().block(tip.height, Parts::empty()).await?;
-        let block = block.ok_or_else(|| RpcError::internal(format!("block {tip} could not be read")))?;
-        let config = schedule.eth_config_json(block.facts.timestamp_ms / 1000, genesis);
-        Response::of(&config.map_err(|error| RpcError::server(error.to_string()))?)
+        let block = reading.stored(tip.height, Parts::empty()).await?;
+        match schedule.eth_config_json(block.facts.timestamp_ms / 1000, genesis) {
+            Ok(config) => Ok(Response::of(&config)?),
+            Err(error) => Err(Refusal::Elsewhere(RpcError::server(error.to_string()))),
+        }
     }
 
     /// What is kept, from where, for routers: <https://github.com/ethereum/execution-apis/pull/755>.

@@ -1,12 +1,13 @@
 //! Raw bytes, and archived call traces.
 
 use cairn_core::{Height, Parts, TxId};
-use cairn_evm::{Arguments, BlockAt, parse_block_at, parse_hash};
+use cairn_evm::{Arguments, BlockAt, EvmError, parse_block_at, parse_hash};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::blocks::{block_hash, block_number};
-use super::{EthApi, Response};
+use super::blocks::{block_hash, block_number, item_index};
+use super::transactions::Found;
+use super::{EthApi, Refusal, Response};
 use crate::error::RpcError;
 
 /// Bytes as a JSON string of hex.
@@ -114,7 +115,9 @@ fn top_frames(traces: &RawValue) -> Result<String, RpcError> {
             }
             out.push_str(&serde_json::to_string(&name)?);
             out.push(':');
-            if name == "result" { out.push_str(&top_frame(value)?) } else { out.push_str(value.get()) }
+            // Null: the node had no trace of this transaction.
+            let is_frame = name == "result" && value.get() != "null";
+            if is_frame { out.push_str(&top_frame(value)?) } else { out.push_str(value.get()) }
         }
         out.push('}');
     }
@@ -170,38 +173,61 @@ impl EthApi {
         let Some(found) = self.find_transaction(TxId(hash.0), Parts::BODY).await? else {
             return Ok(Response::null());
         };
-        let index = found.index;
-        self.view(&found.reading, found.block, move |view| Ok(hex_response(&view.raw_transaction(index)?)))
-            .await
+        self.raw_of(found).await
     }
 
-    pub(super) async fn trace_block_by_hash(
+    pub(super) async fn raw_transaction_by_block_hash(
         &self,
         params: Option<&Value>,
-        raw: Option<&RawValue>,
     ) -> Result<Response, RpcError> {
         let arguments = Arguments::new(params, 2)?;
         let at = block_hash(&arguments, 0)?;
-        self.trace_block("debug_traceBlockByHash", at, &arguments, raw).await
+        self.raw_transaction_at(at, item_index(&arguments, 1)?).await
     }
 
-    pub(super) async fn trace_block_by_number(
+    pub(super) async fn raw_transaction_by_block_number(
         &self,
         params: Option<&Value>,
-        raw: Option<&RawValue>,
     ) -> Result<Response, RpcError> {
         let arguments = Arguments::new(params, 2)?;
         let at = block_number(&arguments, 0)?;
-        self.trace_block("debug_traceBlockByNumber", at, &arguments, raw).await
+        self.raw_transaction_at(at, item_index(&arguments, 1)?).await
     }
 
-    async fn trace_block(
-        &self,
-        method: &str,
-        at: BlockAt,
-        arguments: &Arguments<'_>,
-        raw: Option<&RawValue>,
-    ) -> Result<Response, RpcError> {
+    async fn raw_transaction_at(&self, at: BlockAt, index: usize) -> Result<Response, RpcError> {
+        let reading = self.read().await?;
+        match reading.block_at(at, Parts::BODY).await? {
+            Some(block) if index < block.facts.tx_count as usize => {
+                self.raw_of(Found { reading, block, index }).await
+            }
+            _ => Ok(Response::null()),
+        }
+    }
+
+    /// `null` where the node never gave the bytes (of a type that cairn doesn't know): an archive that asks this one then takes the
+    /// transaction's JSON, which is stored.
+    async fn raw_of(&self, Found { reading, block, index }: Found) -> Result<Response, RpcError> {
+        self.view(&reading, block, move |view| match view.raw_transaction(index) {
+            Ok(bytes) => Ok(hex_response(&bytes)),
+            Err(EvmError::BytesUnknown { .. }) => Ok(Response::null()),
+            Err(error) => Err(error.into()),
+        })
+        .await
+    }
+
+    pub(super) async fn trace_block_by_hash(&self, params: Option<&Value>) -> Result<Response, Refusal> {
+        let arguments = Arguments::new(params, 2)?;
+        let at = block_hash(&arguments, 0)?;
+        self.trace_block(at, &arguments).await
+    }
+
+    pub(super) async fn trace_block_by_number(&self, params: Option<&Value>) -> Result<Response, Refusal> {
+        let arguments = Arguments::new(params, 2)?;
+        let at = block_number(&arguments, 0)?;
+        self.trace_block(at, &arguments).await
+    }
+
+    async fn trace_block(&self, at: BlockAt, arguments: &Arguments<'_>) -> Result<Response, Refusal> {
         let wanted = arguments.optional(1, wanted)?.unwrap_or(Wanted::Other);
         let reading = self.read().await?;
         let Some(height) = reading.height_at(at).await? else {
@@ -209,42 +235,37 @@ impl EthApi {
                 BlockAt::Hash { hash, .. } => hash.to_string(),
                 BlockAt::Tag(tag) => tag.to_string(),
             };
-            return Err(RpcError::server(format!("block {name} not found")));
+            return Err(RpcError::server(format!("block {name} not found")).into());
         };
         if height == Height::ZERO {
-            return Err(RpcError::server("genesis is not traceable"));
+            return Err(RpcError::server("genesis is not traceable").into());
         }
         if wanted == Wanted::Other {
-            return self.trace_elsewhere(method, raw).await;
+            return Err(only_frames());
         }
-        let block = reading.snapshot().block(height, Parts::TRACES).await?;
-        let Some(block) = block.filter(|block| block.traces.is_some()) else {
-            return self.forward_or(method, raw, not_archived(height)).await;
-        };
-        self.view(&reading, block, move |view| {
+        let block = reading.stored(height, Parts::TRACES).await?;
+        if block.traces.is_none() {
+            return Err(Refusal::Elsewhere(not_archived(height)));
+        }
+        let traces = self.view(&reading, block, move |view| {
             let traces = view.traces_json()?.ok_or_else(|| not_archived(height))?;
             Ok(Response::from_json(match wanted {
                 Wanted::TopFrames => top_frames(&traces)?.into_bytes(),
                 _ => String::from(Box::<str>::from(traces)).into_bytes(),
             }))
-        })
-        .await
+        });
+        Ok(traces.await?)
     }
 
-    pub(super) async fn trace_transaction(
-        &self,
-        params: Option<&Value>,
-        raw: Option<&RawValue>,
-    ) -> Result<Response, RpcError> {
-        const METHOD: &str = "debug_traceTransaction";
+    pub(super) async fn trace_transaction(&self, params: Option<&Value>) -> Result<Response, Refusal> {
         let arguments = Arguments::new(params, 2)?;
         let hash = arguments.required(0, parse_hash)?;
         let wanted = arguments.optional(1, wanted)?.unwrap_or(Wanted::Other);
         let Some(found) = self.find_transaction(TxId(hash.0), Parts::TRACES).await? else {
-            return Err(RpcError::server("transaction not found"));
+            return Err(RpcError::server("transaction not found").into());
         };
         if wanted == Wanted::Other {
-            return self.trace_elsewhere(METHOD, raw).await;
+            return Err(only_frames());
         }
         let (index, height) = (found.index, found.block.facts.height);
         let trace = self
@@ -258,30 +279,17 @@ impl EthApi {
             .await?;
         match trace {
             Some(trace) => Ok(Response::from_json(trace)),
-            None => self.forward_or(METHOD, raw, not_archived(height)).await,
+            None => Err(Refusal::Elsewhere(not_archived(height))),
         }
     }
+}
 
-    /// A trace that needs re-execution.
-    async fn trace_elsewhere(&self, method: &str, raw: Option<&RawValue>) -> Result<Response, RpcError> {
-        let refusal = RpcError::server(
-            "only call frames are archived: ask with {\"tracer\":\"callTracer\"} (and without withLog); every other tracer needs \
-             re-execution, which this server can't do without an upstream that has the state",
-        );
-        self.forward_or(method, raw, refusal).await
-    }
-
-    async fn forward_or(
-        &self,
-        method: &str,
-        raw: Option<&RawValue>,
-        refusal: RpcError,
-    ) -> Result<Response, RpcError> {
-        match self.upstream {
-            Some(_) => self.forward(method, raw).await,
-            None => Err(refusal),
-        }
-    }
+/// A trace that needs re-execution.
+fn only_frames() -> Refusal {
+    Refusal::Elsewhere(RpcError::server(
+        "only call frames are archived: ask with {\"tracer\":\"callTracer\"} (and without withLog); every other tracer needs \
+         re-execution, which this server can't do without an upstream that has the state",
+    ))
 }
 
 #[cfg(test)]
@@ -316,10 +324,11 @@ mod tests {
         let raw: Box<RawValue> = RawValue::from_string(frame.clone()).expect("json");
         assert_eq!(top_frame(&raw).expect("a frame"), r#"{"type":"CALL","value":"0x0","gas":"0x5208"}"#);
         let raw: Box<RawValue> =
-            RawValue::from_string(format!(r#"[{{"txHash":"0x1","result":{frame}}}]"#)).expect("json");
+            RawValue::from_string(format!(r#"[{{"txHash":"0x1","result":{frame}}},{{"result":null}}]"#))
+                .expect("json");
         assert_eq!(
             top_frames(&raw).expect("frames"),
-            r#"[{"txHash":"0x1","result":{"type":"CALL","value":"0x0","gas":"0x5208"}}]"#
+            r#"[{"txHash":"0x1","result":{"type":"CALL","value":"0x0","gas":"0x5208"}},{"result":null}]"#
         );
     }
 

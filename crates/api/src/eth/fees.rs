@@ -1,7 +1,8 @@
 //! Fees: of the next block, of blobs, and the history.
 //!
 //! What headers say is taken from them. Only what no header says yet (the fee of the block after the head) or what they never say (the price of
-//! blob gas) needs the chain's fork schedule; where that is not known the answer is an error, not a guess.
+//! blob gas) needs the chain's fork schedule. Where that isn't known the upstream is asked. Without one a history has `null` in that
+//! place, and a method that asks for nothing else is an error. Nothing is guessed.
 
 use cairn_core::{Height, HeightRange, Parts, StoredBlock};
 use cairn_evm::fees::{
@@ -13,48 +14,59 @@ use cairn_evm::{
 use serde_json::Value;
 
 use super::blocks::RECEIPT_PARTS;
+use super::logs::{MAX_STARTS, moved_too_often};
 use super::read::{Reading, Reorganised, size_bytes, work};
-use super::{EthApi, Response};
-use crate::error::{RpcError, TIMEOUT};
+use super::{EthApi, Refusal, Response};
+use crate::error::RpcError;
 
 /// Bytes of blocks that are read at once.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// How often a query begins again when a reorg changes what it has read.
-const MAX_STARTS: usize = 4;
-
-fn no_schedule(what: &str) -> RpcError {
-    RpcError::server(format!(
-        "{what} can't be computed: this chain's fork schedule is not known here. Give the chain's genesis file when ingesting"
-    ))
-}
 
 fn fee_error(error: FeeError) -> RpcError {
     RpcError::server(error.to_string())
 }
 
-/// The schedule, unless a fork that it knows by name only may have changed the rules.
-fn rules<'a>(
-    schedule: Option<&'a ForkSchedule>,
-    what: &str,
-    timestamp: u64,
-) -> Result<&'a ForkSchedule, RpcError> {
-    let schedule = schedule.ok_or_else(|| no_schedule(what))?;
-    match schedule.unknown_fork_at(timestamp) {
-        Some(fork) => Err(RpcError::server(format!(
-            "{what} can't be computed: the chain's configuration schedules `{fork}`, which this version doesn't know"
-        ))),
-        None => Ok(schedule),
+/// A fee by the chain's rules. `None`: they are not Ethereum's.
+fn known<T>(fee: Result<T, FeeError>) -> Result<Option<T>, RpcError> {
+    match fee {
+        Err(FeeError::ForeignRules { .. }) => Ok(None),
+        fee => fee.map(Some).map_err(fee_error),
     }
 }
 
-/// Wei per blob gas in a block; 0 before blobs. The lowest price is the same under all schedules.
-fn blob_price(schedule: Option<&ForkSchedule>, header: &FeeHeader) -> Result<u128, RpcError> {
+/// The schedule, unless a fork that it knows by name only may have changed the rules.
+fn rules(schedule: Option<&ForkSchedule>, timestamp: u64) -> Option<&ForkSchedule> {
+    schedule.filter(|schedule| schedule.unknown_fork_at(timestamp).is_none())
+}
+
+/// Why [`rules`] has none.
+fn no_rules(schedule: Option<&ForkSchedule>, what: &str, timestamp: u64) -> RpcError {
+    let why = match schedule.and_then(|schedule| schedule.unknown_fork_at(timestamp)) {
+        Some(fork) => {
+            format!("the chain's configuration schedules `{fork}`, which this version doesn't know. Configure")
+        }
+        None => {
+            "this chain's fork schedule is not known here. Give the chain's genesis file when ingesting, or configure"
+                .to_owned()
+        }
+    };
+    RpcError::server(format!("{what} can't be computed: {why} a node to ask (`serve.upstream`, --upstream)"))
+}
+
+/// Wei per blob gas in a block; 0 before blobs. `None`: the rules aren't known. Without a schedule the lowest price is Ethereum's.
+fn blob_price(schedule: Option<&ForkSchedule>, header: &FeeHeader) -> Result<Option<u128>, RpcError> {
     match header.excess_blob_gas {
-        None => Ok(0),
-        Some(0) => Ok(1),
+        None => Ok(Some(0)),
+        Some(0) => {
+            let params = schedule.and_then(|schedule| schedule.blob_params(header.timestamp));
+            Ok(Some(params.map_or(1, |params| params.min_price.into())))
+        }
         Some(_) => {
-            let schedule = rules(schedule, "the blob base fee", header.timestamp)?;
-            blob_base_fee(schedule, header).map_err(fee_error)?.ok_or_else(|| no_blobs_scheduled(header))
+            let Some(schedule) = rules(schedule, header.timestamp) else { return Ok(None) };
+            match known(blob_base_fee(schedule, header))? {
+                Some(None) => Err(no_blobs_scheduled(header)),
+                price => Ok(price.flatten()),
+            }
         }
     }
 }
@@ -67,12 +79,16 @@ fn no_blobs_scheduled(header: &FeeHeader) -> RpcError {
     ))
 }
 
-/// The fees of the block after `header`, by the rules: `(base fee, blob base fee)`.
-fn next_fees(schedule: Option<&ForkSchedule>, header: &FeeHeader) -> Result<(u128, u128), RpcError> {
-    let schedule = rules(schedule, "the next block's base fee", header.timestamp)?;
+/// The fees of the block after `header`, by the rules: `(base fee, blob base fee)`, each `None` where the rules aren't known.
+fn next_fees(
+    schedule: Option<&ForkSchedule>,
+    header: &FeeHeader,
+) -> Result<(Option<u128>, Option<u128>), RpcError> {
+    let Some(schedule) = rules(schedule, header.timestamp) else { return Ok((None, None)) };
+    let or_zero = |fee: Option<u128>| fee.unwrap_or(0);
     Ok((
-        next_base_fee(schedule, header).map_err(fee_error)?.unwrap_or(0),
-        next_blob_base_fee(schedule, header).map_err(fee_error)?.unwrap_or(0),
+        known(next_base_fee(schedule, header))?.map(or_zero),
+        known(next_blob_base_fee(schedule, header))?.map(or_zero),
     ))
 }
 
@@ -85,13 +101,15 @@ fn fees_of(
     let view = BlockView::decode(block, None)?;
     let header = FeeHeader::from(view.header()?);
     let blob_gas_used_ratio = match header.blob_gas_used {
-        None | Some(0) => 0.0,
-        Some(used) => {
-            let params = rules(schedule, "the share of blob gas used", header.timestamp)?
-                .blob_params(header.timestamp)
-                .ok_or_else(|| no_blobs_scheduled(&header))?;
-            ratio(used, params.max_blob_gas())
-        }
+        None | Some(0) => Some(0.0),
+        Some(used) => match rules(schedule, header.timestamp) {
+            None => None,
+            Some(schedule) => {
+                let params = schedule.blob_params(header.timestamp);
+                let params = params.ok_or_else(|| no_blobs_scheduled(&header))?;
+                Some(ratio(used, params.max_blob_gas()))
+            }
+        },
     };
     let rewards = match percentiles {
         Some(percentiles) => Some(reward_percentiles(header.gas_used, rewards(&view, &header)?, percentiles)),
@@ -99,9 +117,9 @@ fn fees_of(
     };
     Ok(BlockFees {
         base_fee: header.base_fee.unwrap_or(0).into(),
-        next_base_fee: 0,
+        next_base_fee: None,
         blob_base_fee: blob_price(schedule, &header)?,
-        next_blob_base_fee: 0,
+        next_blob_base_fee: None,
         gas_used_ratio: ratio(header.gas_used, header.gas_limit),
         blob_gas_used_ratio,
         rewards,
@@ -121,7 +139,14 @@ fn rewards(view: &BlockView, header: &FeeHeader) -> Result<Vec<Reward>, RpcError
         Some(Reward { priority_fee: price.saturating_sub(base_fee), gas_used })
     };
     // Transactions without a price (injected by the chain) pay no priority fee to anybody.
-    Ok(view.receipts_json()?.iter().filter_map(reward).collect())
+    Ok(view.receipts_json()?.iter().filter_map(|receipt| reward(receipt)).collect())
+}
+
+/// Whether nothing of a history is unknown. Of the fees of the next block those of the last one count.
+fn is_whole(fees: &[BlockFees]) -> bool {
+    let of_blobs = |block: &BlockFees| block.blob_base_fee.is_some() && block.blob_gas_used_ratio.is_some();
+    let of_next = |last: &BlockFees| last.next_base_fee.is_some() && last.next_blob_base_fee.is_some();
+    fees.iter().all(of_blobs) && fees.last().is_none_or(of_next)
 }
 
 /// A checked `eth_feeHistory` request.
@@ -132,20 +157,24 @@ struct History {
 
 impl EthApi {
     /// Wei per gas in the block after the head.
-    pub(super) async fn base_fee(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+    pub(super) async fn base_fee(&self, params: Option<&Value>) -> Result<Response, Refusal> {
         Arguments::new(params, 0)?;
         let reading = self.read().await?;
         let header = self.head_fees(&reading).await?;
         let schedule = self.schedule(&reading.head().info);
-        let schedule = rules(schedule.as_deref(), "the next block's base fee", header.timestamp)?;
-        match next_base_fee(schedule, &header).map_err(fee_error)? {
-            Some(fee) => Response::of(&format!("0x{fee:x}")),
-            None => Ok(Response::null()),
-        }
+        let refusal = match rules(schedule.as_deref(), header.timestamp) {
+            None => no_rules(schedule.as_deref(), "the next block's base fee", header.timestamp),
+            Some(rules) => match next_base_fee(rules, &header) {
+                Ok(Some(fee)) => return Ok(Response::of(&format!("0x{fee:x}"))?),
+                Ok(None) => return Ok(Response::null()),
+                Err(error) => fee_error(error),
+            },
+        };
+        Err(Refusal::Elsewhere(refusal))
     }
 
     /// Wei per blob gas at the head.
-    pub(super) async fn blob_base_fee(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+    pub(super) async fn blob_base_fee(&self, params: Option<&Value>) -> Result<Response, Refusal> {
         Arguments::new(params, 0)?;
         let reading = self.read().await?;
         let header = self.head_fees(&reading).await?;
@@ -153,7 +182,12 @@ impl EthApi {
             return Ok(Response::null());
         }
         let schedule = self.schedule(&reading.head().info);
-        Response::of(&format!("0x{:x}", blob_price(schedule.as_deref(), &header)?))
+        let refusal = match blob_price(schedule.as_deref(), &header) {
+            Ok(Some(price)) => return Ok(Response::of(&format!("0x{price:x}"))?),
+            Ok(None) => no_rules(schedule.as_deref(), "the blob base fee", header.timestamp),
+            Err(error) => error,
+        };
+        Err(Refusal::Elsewhere(refusal))
     }
 
     async fn head_fees(&self, reading: &Reading) -> Result<FeeHeader, RpcError> {
@@ -162,26 +196,27 @@ impl EthApi {
     }
 
     async fn fee_header(&self, reading: &Reading, height: Height) -> Result<FeeHeader, RpcError> {
-        let block = reading.snapshot().block(height, Parts::HEADER).await?;
-        let block = block.ok_or_else(|| RpcError::internal(format!("block {height} could not be read")))?;
+        let block = reading.stored(height, Parts::HEADER).await?;
         Ok(FeeHeader::from(BlockView::decode(block, None)?.header()?))
     }
 
-    pub(super) async fn fee_history(&self, params: Option<&Value>) -> Result<Response, RpcError> {
+    /// What headers prove. What only the fork schedule says is asked of the upstream, with all else; without one it is `null`.
+    pub(super) async fn fee_history(&self, params: Option<&Value>) -> Result<Response, Refusal> {
         for _ in 0..MAX_STARTS {
             let mut reading = self.read().await?;
             let Some(history) = self.history(params, &reading)? else {
-                return Response::of(&fee_history_json(0, &[]));
+                return Ok(Response::of(&fee_history_json(0, &[]))?);
             };
+            let oldest = history.range.start().get();
             match self.read_history(&mut reading, history).await? {
-                Ok(answer) => return Ok(answer),
+                Ok(fees) if self.upstream.is_some() && !is_whole(&fees) => {
+                    return Err(Refusal::Elsewhere(no_rules(None, "the next block's fee", 0)));
+                }
+                Ok(fees) => return Ok(Response::of(&fee_history_json(oldest, &fees))?),
                 Err(Reorganised) => continue,
             }
         }
-        Err(RpcError::new(
-            TIMEOUT,
-            "the chain reorganised again and again while it was being read; try again",
-        ))
+        Err(moved_too_often().into())
     }
 
     /// Checks the parameters; `None`: no blocks were asked for.
@@ -219,7 +254,7 @@ impl EthApi {
         &self,
         reading: &mut Reading,
         History { range, percentiles }: History,
-    ) -> Result<Result<Response, Reorganised>, RpcError> {
+    ) -> Result<Result<Vec<BlockFees>, Reorganised>, RpcError> {
         let (Some((_, tip)), Some(last)) = (reading.bounds(), range.last()) else {
             return Err(RpcError::empty_archive());
         };
@@ -248,13 +283,13 @@ impl EthApi {
         }
         let (base_fee, blob_fee) = if last < tip.height {
             let next = self.fee_header(reading, last.next()).await?;
-            (next.base_fee.unwrap_or(0).into(), blob_price(schedule.as_deref(), &next)?)
+            (Some(next.base_fee.unwrap_or(0).into()), blob_price(schedule.as_deref(), &next)?)
         } else {
             next_fees(schedule.as_deref(), &self.fee_header(reading, last).await?)?
         };
         if let Some(newest) = fees.last_mut() {
             (newest.next_base_fee, newest.next_blob_base_fee) = (base_fee, blob_fee);
         }
-        Ok(Ok(Response::of(&fee_history_json(range.start().get(), &fees))?))
+        Ok(Ok(fees))
     }
 }

@@ -10,6 +10,7 @@ use cairn_evm::{
     Arguments, BlockSelector, BlockView, FilterLimits, LogFilter, RangeError, parse_filter, resolve_range,
 };
 use cairn_store::LogQuery;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -20,12 +21,14 @@ use crate::error::{INVALID_PARAMS, LIMIT_EXCEEDED, RESPONSE_TOO_LARGE, RpcError,
 /// What a log needs of its block.
 pub(crate) const LOG_PARTS: Parts = Parts::RECEIPTS.union(Parts::TRANSACTIONS).union(Parts::EXTRAS);
 
+/// Heights that are looked at under one snapshot: their rows are counted, which takes a part of its time.
+const WINDOW_HEIGHTS: u64 = 1_000_000;
 /// Candidates that are asked for at once.
 const PAGE_HEIGHTS: usize = 512;
 /// Decompressed bytes that are read at once (one block may be more).
 const CHUNK_BYTES: u64 = 4 << 20;
 /// How often a query begins again when a reorg changes what it has read.
-const MAX_STARTS: usize = 4;
+pub(super) const MAX_STARTS: usize = 4;
 
 impl EthApi {
     /// The limits on a filter's lists.
@@ -40,9 +43,21 @@ impl EthApi {
         let limits = self.filter_limits();
         let (selector, filter) =
             Arguments::new(params, 1)?.required(0, |value| parse_filter(value, &limits))?;
-        // A little before the hard limit, so that the answer can be an error with a smaller range.
-        let deadline =
-            Instant::now() + Duration::from_millis(self.limits.request_timeout_ms.saturating_mul(9) / 10);
+        self.logs(selector, &filter).await
+    }
+
+    /// A little before the hard limit, so that the answer can be an error with a smaller range.
+    pub(super) fn log_deadline(&self) -> Instant {
+        Instant::now() + Duration::from_millis(self.limits.request_timeout_ms.saturating_mul(9) / 10)
+    }
+
+    /// The logs of these blocks that match.
+    pub(super) async fn logs(
+        &self,
+        selector: BlockSelector,
+        filter: &LogFilter,
+    ) -> Result<Response, RpcError> {
+        let deadline = self.log_deadline();
         for _ in 0..MAX_STARTS {
             let mut reading = self.read().await?;
             let (range, one_block) = match selector {
@@ -63,10 +78,7 @@ impl EthApi {
                 Err(Reorganised) => continue,
             }
         }
-        Err(RpcError::new(
-            TIMEOUT,
-            "the chain reorganised again and again while it was being read; try again",
-        ))
+        Err(moved_too_often())
     }
 
     fn log_range(
@@ -98,8 +110,13 @@ impl EthApi {
     }
 }
 
+/// [`MAX_STARTS`] were not enough.
+pub(super) fn moved_too_often() -> RpcError {
+    RpcError::new(TIMEOUT, "the chain reorganised again and again while it was being read; try again")
+}
+
 /// An error that says which smaller range works; clients parse "Try with this block range [0xA, 0xB]".
-fn with_hint(code: i32, what: String, range: HeightRange, last: Height, limit: u64) -> RpcError {
+pub(super) fn with_hint(code: i32, what: String, range: HeightRange, last: Height, limit: u64) -> RpcError {
     let (from, to) = (format!("0x{:x}", range.start().get()), format!("0x{:x}", last.get()));
     RpcError {
         code,
@@ -126,7 +143,7 @@ async fn chunk(
 }
 
 /// One pass over a range.
-struct Scan {
+pub(super) struct Scan {
     range: HeightRange,
     one_block: bool,
     filter: LogFilter,
@@ -140,7 +157,13 @@ struct Scan {
 }
 
 impl Scan {
-    fn new(range: HeightRange, one_block: bool, filter: LogFilter, api: &EthApi, deadline: Instant) -> Self {
+    pub(super) fn new(
+        range: HeightRange,
+        one_block: bool,
+        filter: LogFilter,
+        api: &EthApi,
+        deadline: Instant,
+    ) -> Self {
         Scan {
             range,
             one_block,
@@ -155,17 +178,34 @@ impl Scan {
         }
     }
 
-    async fn run(mut self, reading: &mut Reading) -> Result<Result<Vec<u8>, Reorganised>, RpcError> {
-        let Some(highest) = self.range.last() else { return Ok(Ok(b"[]".to_vec())) };
+    /// Puts logs before those of the range, within the same limits.
+    pub(super) fn put(&mut self, logs: &[Box<RawValue>], height: Height) -> Result<(), RpcError> {
+        for log in logs {
+            self.out.extend_from_slice(log.get().as_bytes());
+            self.out.push(b',');
+        }
+        self.results += logs.len();
+        self.demand_limits(height)
+    }
+
+    pub(super) async fn run(
+        mut self,
+        reading: &mut Reading,
+    ) -> Result<Result<Vec<u8>, Reorganised>, RpcError> {
+        let highest = self.range.last().unwrap_or(self.range.start());
         let query = LogQuery { groups: std::mem::take(&mut self.groups) };
         let mut from = self.range.start();
-        loop {
+        while from < self.range.end() {
+            if Instant::now() >= self.deadline {
+                return Err(self.out_of_time(from));
+            }
             if let Err(moved) = reading.renew_if_old(highest).await? {
                 return Ok(Err(moved));
             }
-            let rest = HeightRange::new(from, self.range.end());
-            let page = reading.snapshot().log_candidates(rest, &query, PAGE_HEIGHTS).await?;
-            let Some(&last) = page.last() else { break };
+            let end = Height(from.get().saturating_add(WINDOW_HEIGHTS)).min(self.range.end());
+            let page =
+                reading.snapshot().log_candidates(HeightRange::new(from, end), &query, PAGE_HEIGHTS).await?;
+            from = page.last().filter(|_| page.len() >= PAGE_HEIGHTS).map_or(end, |last| last.next());
             let mut at = 0;
             let mut blocks = Vec::new();
             // The next chunk is read while this one is filtered.
@@ -182,10 +222,6 @@ impl Scan {
                 }
                 at += blocks.len();
             }
-            if last >= highest {
-                break;
-            }
-            from = last.next();
         }
         // Each log left a comma behind it.
         if self.results > 0 {
@@ -210,6 +246,10 @@ impl Scan {
     fn take_block(&mut self, block: StoredBlock) -> Result<(), RpcError> {
         let height = block.facts.height;
         self.results += BlockView::decode(block, None)?.write_logs(&self.filter, false, &mut self.out)?;
+        self.demand_limits(height)
+    }
+
+    fn demand_limits(&self, height: Height) -> Result<(), RpcError> {
         if !self.one_block && self.results > self.max_results {
             return Err(self.too_many(height));
         }

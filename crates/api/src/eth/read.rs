@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cairn_core::{BlockId, BlockRef, Height, Parts, StoredBlock};
 use cairn_evm::{BlockAt, BlockTag, TagHeights};
-use cairn_store::{HeadRow, RawReader, RawSnapshot};
+use cairn_store::{HeadRow, RawReader, RawSnapshot, StoreError};
 use tokio::time::Instant;
 
 use crate::error::{RpcError, UNKNOWN_BLOCK};
@@ -107,10 +107,16 @@ impl Reading {
         }
     }
 
+    /// The block at a height that the head says is stored.
+    pub(crate) async fn stored(&self, height: Height, parts: Parts) -> Result<StoredBlock, RpcError> {
+        let block = self.snapshot.block(height, parts).await?;
+        block.ok_or_else(|| StoreError::hole(height).into())
+    }
+
     /// The block that `at` names; `None`: unknown.
     pub(crate) async fn block_at(&self, at: BlockAt, parts: Parts) -> Result<Option<StoredBlock>, RpcError> {
         match self.height_at(at).await? {
-            Some(height) => Ok(self.snapshot.block(height, parts).await?),
+            Some(height) => self.stored(height, parts).await.map(Some),
             None => Ok(None),
         }
     }

@@ -21,12 +21,7 @@ impl EthApi {
     pub(super) async fn find_transaction(&self, id: TxId, parts: Parts) -> Result<Option<Found>, RpcError> {
         let reading = self.read().await?;
         let Some(place) = reading.snapshot().find_tx(id).await? else { return Ok(None) };
-        let Some(block) = reading.snapshot().block(place.height, parts).await? else {
-            return Err(RpcError::internal(format!(
-                "transaction {id} is indexed at block {}, which is not there",
-                place.height
-            )));
-        };
+        let block = reading.stored(place.height, parts).await?;
         Ok(Some(Found { reading, block, index: place.index as usize }))
     }
 
@@ -48,10 +43,8 @@ impl EthApi {
             return Ok(listed);
         }
         // Injected by the chain: all that is known of it is its receipt.
-        match reading.snapshot().block(height, RECEIPT_PARTS).await? {
-            Some(block) => self.view(&reading, block, move |view| Response::of(&view.tx_json(index)?)).await,
-            None => Ok(Response::null()),
-        }
+        let block = reading.stored(height, RECEIPT_PARTS).await?;
+        self.view(&reading, block, move |view| Response::of(&view.tx_json(index)?)).await
     }
 
     pub(super) async fn transaction_receipt(&self, params: Option<&Value>) -> Result<Response, RpcError> {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::answer::{Answer, Page};
+use super::balances::BelowZero;
 use super::chain::{ContractName, RestChain};
 use super::contracts::Contract;
 use super::cursor::Binding;
@@ -72,6 +73,9 @@ pub(crate) async fn get_account(
     let address = api.chain().address("address", &text)?;
     let mut welcome = vec!["smart_contracts"];
     welcome.extend(flow::account::TABLES);
+    if let RestChain::Flow(_) = api.chain() {
+        welcome.push(flow::account::BALANCES);
+    }
     let view = View::open(&api, &["address_stats"], &welcome).await?;
     let key = Key(vec![Value::Bytes(address.clone())]);
     let rows = view.tables()?.rows("address_stats", &[key]).await?;
@@ -281,16 +285,18 @@ pub(crate) struct Holding {
     pub token_address: Address,
     /// The contract's name within its account, where the chain has such; else empty.
     pub contract_name: String,
-    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
-    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
+    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count for the
+    /// contracts that `meta.wrapped_tokens` names.
     pub balance: SumOf,
+    /// Why `balance` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub first_height: Num,
     pub last_height: Num,
     /// What the contract says of itself. Null where no node was asked yet, and where `token_metadata_worker` is not enabled.
     pub token: Option<TokenName>,
 }
 
-/// The fungible tokens that an address holds, by the token's address.
+/// The fungible tokens of which an address has a balance that isn't 0, by the token's address. One below 0 says why it may be (`below_zero`).
 #[utoipa::path(
     get,
     path = "/v1/accounts/{address}/holdings",
@@ -323,11 +329,13 @@ pub(crate) async fn list_account_holdings(
     let mut data = Vec::with_capacity(found.rows.len());
     for ((_, row), token) in found.rows.iter().zip(names) {
         let fields = Fields::new(table, row);
+        let balance = fields.sum("balance")?;
         data.push(Holding {
             identifier: view.identifier(&fields, "token_contract_address")?,
             token_address: fields.address("token_contract_address")?,
             contract_name: fields.text("contract_name")?,
-            balance: fields.sum("balance")?,
+            below_zero: BelowZero::of(&view, &balance),
+            balance,
             first_height: fields.num("first_height")?,
             last_height: fields.num("last_height")?,
             token,
@@ -336,7 +344,7 @@ pub(crate) async fn list_account_holdings(
     Ok(Json(Page { data, page: found.page(&paging), meta: view.meta() }))
 }
 
-/// The NFTs that an address holds, by collection and item.
+/// The NFTs of which an address has a balance that isn't 0, by collection and item. One below 0 says why it may be (`below_zero`).
 #[utoipa::path(
     get,
     path = "/v1/accounts/{address}/nfts",

@@ -47,9 +47,12 @@ pub(crate) struct Meta {
     /// The height up to which nothing is undone any more. While blocks are being caught up newer ones are final too. Null while there is none.
     pub finalized_height: Option<Num>,
     /// The first stored height, where that is not the chain's first, 0: everything is counted from there. Balances, holders, owners, items and statistics are then
-    /// what came and went since: who held something before and gave it away has a balance below 0, which no list of holders shows. Null where the
+    /// what came and went since: who held something before and gave it away has a balance below 0 (`below_zero`). Null where the
     /// archive has the chain's first block, and while it is empty.
     pub counts_from_height: Option<Num>,
+    /// The contracts whose `Deposit` and `Withdrawal` events balances count, as WETH's have to be; `*` stands for every contract. The balances of any other
+    /// token that wraps the native one lack what was wrapped and unwrapped. Null where no balances of fungible tokens are behind the answer.
+    pub wrapped_tokens: Option<Vec<String>>,
     /// The workers whose data the answer was made of.
     pub required_workers: Vec<&'static str>,
     /// Workers whose data is shown beside, each up to its own height: what they would say of a block above it is null. They hold nothing back. Empty where

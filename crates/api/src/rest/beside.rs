@@ -1,6 +1,7 @@
 //! What workers say of one transaction, beside what the raw store has: its fee, its tags and the contracts that it touched.
 
-use cairn_core::{Height, TxId};
+use cairn_core::TxId;
+use cairn_store::TxPlace;
 use cairn_store::derived::{Key, Scan, Value};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -28,10 +29,15 @@ pub(crate) struct TouchedContract {
     pub tags: Vec<String>,
 }
 
+/// What keys of tables of transactions begin with.
+pub(crate) fn place_values(place: TxPlace, id: TxId) -> Vec<Value> {
+    vec![Value::height(place.height), Value::bytes(id.as_bytes()), Value::uint(place.index.into())]
+}
+
 impl Transaction {
     /// Fills in what workers that have done its block say. What they don't say stays null: it isn't known.
-    pub(crate) async fn add_derived(&mut self, view: &View, height: Height, id: TxId) -> Result<(), Problem> {
-        let place = || vec![Value::height(height), Value::bytes(id.as_bytes())];
+    pub(crate) async fn add_derived(&mut self, view: &View, place: TxPlace, id: TxId) -> Result<(), Problem> {
+        let place = || place_values(place, id);
         if view.has("tx_metrics")? {
             let rows = view.tables()?.rows("tx_metrics", &[Key(place())]).await?;
             if let Some(row) = rows.first().and_then(Option::as_ref) {

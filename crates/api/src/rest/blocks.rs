@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::answer::{Answer, Page, PageInfo};
+use super::cache::IfFinal;
 use super::chain::RestChain;
 use super::cursor::Binding;
 use super::flow::{self, block::FlowBlock};
@@ -219,7 +220,7 @@ pub(crate) async fn get_block(
     State(api): State<Arc<Api>>,
     Place(name): Place<String>,
     Params(NoParams {}): Params<NoParams>,
-) -> Result<Json<Answer<Block>>, Problem> {
+) -> Result<(IfFinal, Json<Answer<Block>>), Problem> {
     let view = View::raw(&api).await?;
     let block = find(&view, &name).await?;
     let parts = match view.kind() {
@@ -229,7 +230,8 @@ pub(crate) async fn get_block(
     let stored = view.chain().block(block.height, parts).await?;
     let stored =
         stored.ok_or_else(|| Problem::internal(format!("block {block} is listed, but not stored")))?;
-    Ok(Json(Answer { data: Block::of(view.kind(), stored)?, meta: view.meta() }))
+    let answer = Answer { data: Block::of(view.kind(), stored)?, meta: view.meta() };
+    Ok((view.if_final(block.height), Json(answer)))
 }
 
 /// The transactions of a block, in their order.

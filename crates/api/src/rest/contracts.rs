@@ -124,7 +124,7 @@ pub(crate) async fn get_contract(
     let data = contract.ok_or_else(|| {
         let identifier = view.kind().identifier(&name.address, &name.name);
         Problem::not_found(format!(
-            "a contract at {identifier} that a transaction up to the watermark created"
+            "a contract at {identifier} that a transaction up to the watermark created (those that contracts created are known where call traces are archived)"
         ))
     })?;
     Ok(Json(Answer { data, meta: view.meta() }))
@@ -176,6 +176,10 @@ pub(crate) async fn get_contract_code(
 ) -> Result<Json<Answer<ContractCode>>, Problem> {
     let contract = api.chain().contract("address", &text)?;
     let view = View::open(&api, &["contract_code_hashes", "contract_code"], &[]).await?;
+    if let (RestChain::Flow(_), true) = (view.kind(), contract.name.is_empty()) {
+        // No node of Flow is asked about the code of its EVM side.
+        return Err(Problem::not_enabled(view.table("contract_code_hashes")?.def().service));
+    }
     let rows = view.tables()?.rows("contract_code_hashes", &[contract.key()]).await?;
     let row = rows.into_iter().next().flatten().ok_or_else(|| {
         let identifier = view.kind().identifier(&contract.address, &contract.name);

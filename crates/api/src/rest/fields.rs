@@ -68,9 +68,14 @@ impl<'a> Fields<'a> {
         Ok(self.may(name, "count", |value| value.as_int()?.try_into().ok())?.map(Num))
     }
 
-    /// A count that ought to be at least 0; one below, which only a damaged store has, is 0.
+    /// A count. One below 0, which only a damaged store has, is an error.
     pub(crate) fn count(&self, name: &str) -> Result<Num, Problem> {
-        Ok(Num(self.need(name, "count", Value::as_int)?.try_into().unwrap_or(0)))
+        self.num(name)
+    }
+
+    /// A number that may be negative.
+    pub(crate) fn signed(&self, name: &str) -> Result<i64, Problem> {
+        self.need(name, "number", Value::as_int)
     }
 
     pub(crate) fn height(&self, name: &str) -> Result<Height, Problem> {

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH};
+use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, IF_NONE_MATCH};
 use axum::http::{HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use metrics::{counter, histogram};
 use tokio::time::{Instant, timeout};
 
-use super::Api;
 use super::problem::{Code, Problem};
+use super::{Api, cache};
 use crate::metered::{REST_REQUESTS, REST_SECONDS};
 
 /// The most of a path that a problem repeats, in bytes.
@@ -26,7 +26,13 @@ pub(crate) async fn guard(State(api): State<Arc<Api>>, request: Request, next: N
         _ => "unknown".to_owned(),
     };
     let began = Instant::now();
-    let mut response = match answer(&api, request, next).await {
+    let known = request.headers().get(IF_NONE_MATCH).cloned();
+    let reads = request.method() == Method::GET;
+    let answered = match answer(&api, request, next).await {
+        Ok(response) if reads => cache::tag(response, known.as_ref()).await,
+        answered => answered,
+    };
+    let mut response = match answered {
         Ok(response) => response,
         Err(problem) => problem.into_response(),
     };

@@ -57,7 +57,7 @@ impl Default for RestLimits {
             max_stream_step_bytes: 8 << 20,
             fork_tries: 5,
             fork_pause_ms: 25,
-            max_search_chars: 100,
+            max_search_chars: 200,
             max_streams: 64,
             stream_poll_ms: 500,
             stream_keep_alive_ms: 15_000,

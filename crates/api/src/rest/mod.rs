@@ -11,8 +11,10 @@
 
 mod accounts;
 mod answer;
+mod balances;
 mod beside;
 mod blocks;
+mod cache;
 mod chain;
 mod contract_transactions;
 mod contracts;
@@ -44,7 +46,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::middleware;
 use axum::routing::{any, get};
-use cairn_core::Height;
+use cairn_core::{ChainId, Height};
 use cairn_store::RawReader;
 use cairn_store::derived::{Catalog, DerivedReader};
 use serde::Serialize;
@@ -97,6 +99,30 @@ pub enum WorkerUse {
 /// Says what has stopped.
 pub type Halts = Arc<dyn Fn() -> Vec<Halt> + Send + Sync>;
 
+/// Says whose `Deposit` and `Withdrawal` events count on a chain: addresses, or `*` for everybody's.
+pub type WrappedTokens = Arc<dyn Fn(ChainId) -> Vec<String> + Send + Sync>;
+/// What ingestion can't get past. It tries again by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// Why, in a word.
+    pub code: String,
+    /// The height of the block that can't be stored, where it is known.
+    pub height: Option<Height>,
+    /// The check that refused the block, by its configured name.
+    pub check: Option<String>,
+    /// Who said what.
+    pub message: String,
+    /// What an operator can do beside waiting.
+    pub remedy: Option<String>,
+    /// When the first try failed, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// How many tries in a row have failed.
+    pub tries: u32,
+}
+
+/// Says what ingestion can't get past now.
+pub type ObstacleNow = Arc<dyn Fn() -> Option<Obstacle> + Send + Sync>;
+
 /// What REST reads from, and within which limits.
 #[derive(Clone)]
 pub struct RestState {
@@ -114,6 +140,10 @@ pub struct RestState {
     pub workers: BTreeMap<&'static str, WorkerUse>,
     /// What of this process has stopped and wants a person; asked whenever somebody asks for the status.
     pub halts: Halts,
+    /// Whose deposits and withdrawals balances count.
+    pub wrapped_tokens: WrappedTokens,
+    /// What ingestion of this process can't get past; asked whenever somebody asks for the status.
+    pub obstacle: ObstacleNow,
     /// The form in which the terms of `search_index` are kept, of a text that is searched for.
     pub search_term: fn(&str) -> String,
     /// Every limit.
@@ -167,8 +197,16 @@ impl Api {
         (self.state.search_term)(text)
     }
 
+    fn wrapped_tokens(&self, chain_id: ChainId) -> Vec<String> {
+        (self.state.wrapped_tokens)(chain_id)
+    }
+
     fn halts(&self) -> Vec<Halt> {
         (self.state.halts)()
+    }
+
+    fn obstacle(&self) -> Option<Obstacle> {
+        (self.state.obstacle)()
     }
 
     fn limits(&self) -> &RestLimits {

@@ -1,35 +1,41 @@
 //! NFTs: collections, items, owners, transfers.
 
-use std::ops::Bound;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use bytes::Bytes;
-use cairn_store::derived::{Row, Sum, Value};
+use cairn_store::derived::{Row, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::{Answer, Page};
+use super::balances::{BelowZero, not_zero};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Walk};
 use super::params::{self, ListQuery, NoParams, Order, PageQuery, Paging, Params, Place};
 use super::problem::Problem;
-use super::tokens::{NameStatus, keys_of};
+use super::tokens::{AnswerBytes, NameStatus, asked_at, keys_of};
 use super::transfers::Transfer;
 use super::view::View;
-use super::words::{Address, Amount, Num, SumOf};
+use super::words::{Address, Amount, Data, Num, SumOf};
 
 /// What a collection's contract says of itself. Anybody can choose any name: a name never identifies a collection.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct CollectionName {
     pub name: Option<String>,
     pub symbol: Option<String>,
+    /// Whether `name` lacks something of what the contract answered: characters that can't be shown were removed, or it was cut. `answered` has the bytes.
+    pub name_sanitised: bool,
+    /// The same of `symbol`.
+    pub symbol_sanitised: bool,
     /// `erc721` or `erc1155`, where the contract says that it supports one of them.
     pub standard: Option<String>,
     pub status: NameStatus,
+    /// The bytes that were answered, where the fields above say something else or nothing; else null.
+    pub answered: Option<AnswerBytes>,
     /// The height at which a node was asked.
     pub asked_at_height: Num,
 }
@@ -79,15 +85,22 @@ impl Collection {
         }
         let table = view.table("nft_collections")?;
         let rows = view.tables()?.rows("nft_collections", &keys_of(collections)).await?;
+        let asked_at = asked_at(view, "nft_collections", &rows)?;
+        let answered = AnswerBytes::of(view, "nft", collections, asked_at).await?;
         rows.iter()
-            .map(|row| {
+            .zip(answered)
+            .map(|(row, answered)| {
                 let Some(row) = row else { return Ok(None) };
                 let fields = Fields::new(table, row);
+                let bytes = answered.as_ref();
                 Ok(Some(CollectionName {
                     name: fields.opt_text("name")?,
                     symbol: fields.opt_text("symbol")?,
+                    name_sanitised: bytes.is_some_and(|bytes| bytes.name.is_some()),
+                    symbol_sanitised: bytes.is_some_and(|bytes| bytes.symbol.is_some()),
                     standard: fields.opt_text("standard")?,
                     status: NameStatus::of(&fields.text("status")?)?,
+                    answered,
                     asked_at_height: fields.num("asked_at_height")?,
                 }))
             })
@@ -200,6 +213,8 @@ pub(crate) struct Item {
     pub is_burned: bool,
     /// How many there are of it, as far as mints were logged.
     pub net_minted: SumOf,
+    /// Why `net_minted` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub transfer_count: Num,
     pub first_height: Num,
     pub last_height: Num,
@@ -208,6 +223,7 @@ pub(crate) struct Item {
 impl Item {
     fn of(view: &View, row: &Row) -> Result<Item, Problem> {
         let fields = Fields::new(view.table("nft_ownership")?, row);
+        let net_minted = fields.sum("net_minted")?;
         Ok(Item {
             collection_identifier: view.identifier(&fields, "contract_address")?,
             collection_address: fields.address("contract_address")?,
@@ -216,7 +232,8 @@ impl Item {
             kind: fields.text("kind")?,
             owner: fields.opt_address("owner")?,
             is_burned: fields.boolean("is_burned")?,
-            net_minted: fields.sum("net_minted")?,
+            below_zero: BelowZero::of(view, &net_minted),
+            net_minted,
             transfer_count: fields.count("transfer_count")?,
             first_height: fields.num("first_height")?,
             last_height: fields.num("last_height")?,
@@ -252,6 +269,10 @@ pub(crate) async fn list_items(
 pub(crate) struct ItemUri {
     /// Text as the contract gives it, cleaned; nobody follows it.
     pub uri: Option<String>,
+    /// Whether `uri` lacks something of what the contract answered: characters that can't be shown were removed, or it was cut.
+    pub uri_sanitised: bool,
+    /// The first 8,192 bytes that were answered, where `uri` is sanitised or can't be read; else null.
+    pub answered: Option<Data>,
     pub status: NameStatus,
     /// The height at which a node was asked.
     pub asked_at_height: Num,
@@ -293,13 +314,26 @@ pub(crate) async fn get_item(
     })?;
     let mut metadata = None;
     if view.has("nft_metadata")? {
-        let rows = view.tables()?.rows("nft_metadata", &[key]).await?;
+        let rows = view.tables()?.rows("nft_metadata", std::slice::from_ref(&key)).await?;
         if let Some(row) = rows.first().and_then(Option::as_ref) {
             let fields = Fields::new(view.table("nft_metadata")?, row);
+            let asked_at_height = fields.num("asked_at_height")?;
+            let mut answered = None;
+            if let Some(row) =
+                view.tables()?.rows("nft_uri_bytes", &[key]).await?.first().and_then(Option::as_ref)
+            {
+                let bytes = Fields::new(view.table("nft_uri_bytes")?, row);
+                // Those of another height are of an older answer.
+                if bytes.num("asked_at_height")? == asked_at_height {
+                    answered = bytes.opt_data("token_uri")?;
+                }
+            }
             metadata = Some(ItemUri {
                 uri: fields.opt_text("token_uri")?,
+                uri_sanitised: answered.is_some(),
+                answered,
                 status: NameStatus::of(&fields.text("status")?)?,
-                asked_at_height: fields.num("asked_at_height")?,
+                asked_at_height,
             });
         }
     }
@@ -312,10 +346,12 @@ pub(crate) async fn get_item(
 pub(crate) struct ItemOwner {
     pub address: Address,
     pub balance: SumOf,
+    /// Why `balance` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub last_height: Num,
 }
 
-/// The owners of an item, by address: those that hold more than none of it. An item with a single owner has one or, where it was burnt, none; an item that is not known has none.
+/// The owners of an item, by address, and those whose balance is below 0 (`below_zero` says why it may be). An item with a single owner has one or, where it was burnt, none; an item that is not known has none.
 #[utoipa::path(
     get,
     path = "/v1/nft-collections/{address}/items/{item}/owners",
@@ -340,7 +376,7 @@ pub(crate) async fn list_item_owners(
     let mut prefix = collection.values();
     prefix.push(Value::Amount(item));
     let mut walk = Walk::new("nft_holdings", None, prefix);
-    // Who has given all of it away keeps a row.
+    // Who has given all of it away keeps a row, at 0.
     walk.filters.push(("is_held", Value::Bool(true)));
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
     let table = view.table("nft_holdings")?;
@@ -349,9 +385,11 @@ pub(crate) async fn list_item_owners(
         .iter()
         .map(|(_, row)| {
             let fields = Fields::new(table, row);
+            let balance = fields.sum("balance")?;
             Ok(ItemOwner {
                 address: fields.address("address")?,
-                balance: fields.sum("balance")?,
+                below_zero: BelowZero::of(&view, &balance),
+                balance,
                 last_height: fields.num("last_height")?,
             })
         })
@@ -364,10 +402,12 @@ pub(crate) async fn list_item_owners(
 pub(crate) struct Owner {
     pub address: Address,
     pub balance: SumOf,
+    /// Why `balance` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub last_height: Num,
 }
 
-/// The owners of a collection, those of the most items first.
+/// The owners of a collection, those of the most items first; at the end those whose balance is below 0 (`below_zero` says why it may be).
 #[utoipa::path(
     get,
     path = "/v1/nft-collections/{address}/owners",
@@ -384,18 +424,19 @@ pub(crate) async fn list_owners(
     let collection = api.chain().token("address", &text)?;
     let view = View::open(&api, &["nft_owners"], &[]).await?;
     let binding = Binding::new("owners", &[&collection.binding()]);
-    let mut walk = Walk::new("nft_owners", Some("by_balance"), collection.values());
-    walk.lower = Bound::Excluded(vec![Value::Sum(Box::new(Sum::ZERO))]);
-    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    let walks = not_zero("nft_owners", collection.values());
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &walks).await?;
     let table = view.table("nft_owners")?;
     let data = found
         .rows
         .iter()
         .map(|(_, row)| {
             let fields = Fields::new(table, row);
+            let balance = fields.sum("balance")?;
             Ok(Owner {
                 address: fields.address("address")?,
-                balance: fields.sum("balance")?,
+                below_zero: BelowZero::of(&view, &balance),
+                balance,
                 last_height: fields.num("last_height")?,
             })
         })
@@ -465,18 +506,22 @@ pub(crate) struct NftHolding {
     pub contract_name: String,
     pub item_id: Amount,
     pub balance: SumOf,
+    /// Why `balance` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub last_height: Num,
 }
 
 impl NftHolding {
     pub(crate) fn of(view: &View, row: &Row) -> Result<NftHolding, Problem> {
         let fields = Fields::new(view.table("nft_holdings")?, row);
+        let balance = fields.sum("balance")?;
         Ok(NftHolding {
             collection_identifier: view.identifier(&fields, "contract_address")?,
             collection_address: fields.address("contract_address")?,
             contract_name: fields.text("contract_name")?,
             item_id: fields.amount("nft_id")?,
-            balance: fields.sum("balance")?,
+            below_zero: BelowZero::of(view, &balance),
+            balance,
             last_height: fields.num("last_height")?,
         })
     }

@@ -3,6 +3,8 @@
 use std::str::FromStr;
 
 use alloy_primitives::U256;
+use axum::extract::path::ErrorKind;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use bytes::Bytes;
@@ -26,8 +28,22 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         match Query::<T>::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Params(params)),
-            Err(error) => Err(Problem::new(Code::InvalidParameter, error.body_text())),
+            Err(error) => Err(refused_query(&error.body_text())),
         }
+    }
+}
+
+/// What serde says of a query string, with the parameter by itself: `limit: invalid digit found in string`, or one in backticks.
+fn refused_query(text: &str) -> Problem {
+    let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(text);
+    let quoted = || text.split_once("field `")?.1.split_once('`').map(|(name, _)| name);
+    let leading = || text.split_once(": ").map(|(name, _)| name).filter(|name| !name.contains(' '));
+    match quoted().or_else(leading) {
+        Some(name) => {
+            let what = text.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(text);
+            Problem::parameter(name, what)
+        }
+        None => Problem::new(Code::InvalidParameter, text),
     }
 }
 
@@ -40,6 +56,12 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Place<T
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match Path::<T>::from_request_parts(parts, state).await {
             Ok(Path(place)) => Ok(Place(place)),
+            Err(PathRejection::FailedToDeserializePathParams(error)) => Err(match error.kind() {
+                ErrorKind::ParseErrorAtKey { key, .. }
+                | ErrorKind::InvalidUtf8InPathParam { key }
+                | ErrorKind::DeserializeError { key, .. } => Problem::parameter(key, error.body_text()),
+                _ => Problem::new(Code::InvalidParameter, error.body_text()),
+            }),
             Err(error) => Err(Problem::new(Code::InvalidParameter, error.body_text())),
         }
     }

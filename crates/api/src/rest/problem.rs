@@ -365,6 +365,11 @@ impl From<StoreError> for Problem {
                 Problem::new(Code::NotFound, format!("block {first} is not stored"))
                     .with(|extra| extra.first_missing = Some(Num(first.get())))
             }
+            // It names the height, as JSON-RPC does.
+            StoreError::Corrupt { .. } => {
+                tracing::error!(%error, "a REST request met damaged data");
+                Problem::new(Code::Internal, error.to_string())
+            }
             error => Problem::internal(error),
         }
     }

@@ -1,5 +1,6 @@
 //! Search by height, hash, address, and beginning of a token's name.
 
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use super::params::Params;
 use super::problem::Problem;
 use super::tokens::TokenName;
 use super::view::View;
-use super::words::{Address, Hash, Num};
+use super::words::{Address, Data, Hash, Num};
 
 /// How many names are found at most.
 const MAX_NAMES: usize = 20;
@@ -59,10 +60,33 @@ pub(crate) enum Found {
         /// Whether NFTs of it moved.
         is_nft_collection: Option<bool>,
     },
+    /// An account of Flow that was given this public key, as a block since the archive's first one says, or a node did of what was there before.
+    AccountKey {
+        address: Address,
+        public_key: Data,
+        /// Its place among the account's keys; null where the event doesn't say it (before Cadence 1.0).
+        key_index: Option<Num>,
+        /// The block that gave the account the key; or in which it had it, where that was before the archive's first block.
+        block_height: Num,
+    },
     /// A fungible token whose name or symbol begins so, or a word in it.
-    Token { identifier: String, address: Address, name: Option<String>, symbol: Option<String> },
+    Token {
+        identifier: String,
+        address: Address,
+        name: Option<String>,
+        symbol: Option<String>,
+        /// Whether `name` or `symbol` lacks something of what the contract answered: `/v1/tokens/{address}` has the bytes.
+        is_sanitised: bool,
+    },
     /// A collection of NFTs whose name or symbol begins so, or a word in it.
-    NftCollection { identifier: String, address: Address, name: Option<String>, symbol: Option<String> },
+    NftCollection {
+        identifier: String,
+        address: Address,
+        name: Option<String>,
+        symbol: Option<String>,
+        /// Whether `name` or `symbol` lacks something of what the contract answered: `/v1/nft-collections/{address}` has the bytes.
+        is_sanitised: bool,
+    },
 }
 
 /// What a search found.
@@ -81,7 +105,7 @@ pub(crate) struct SearchPage {
     pub next: Option<String>,
     /// Null, always.
     pub resume: Option<String>,
-    /// The most tokens and collections that are found by name.
+    /// The most tokens and collections that are found by name, or accounts by a public key.
     pub limit: u32,
     /// Whether there are, or may be, more tokens and collections whose names begin so than are named here: a longer beginning finds them. Also where a height was
     /// searched for and the app database could not be read: names were then not looked for.
@@ -93,9 +117,9 @@ pub(crate) struct SearchPage {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SearchQuery {
-    /// A height, a hash of 64 hex digits, an address of 40 hex digits (on Flow of 16 too, or fewer behind 0x), a contract as `A.<address>.<name>`, or
-    /// the beginning of a name.
-    #[param(min_length = 1, max_length = 100)]
+    /// A height, a hash of 64 hex digits, an address of 40 hex digits (on Flow of 16 too, or fewer behind 0x), a contract as `A.<address>.<name>`, on Flow a
+    /// public key of 128 or 192 hex digits, or the beginning of a name.
+    #[param(min_length = 1, max_length = 200)]
     pub q: String,
 }
 
@@ -105,11 +129,23 @@ enum Wanted {
     Address(Bytes),
     /// A contract, and the token that is meant.
     Contract(ContractName, ContractName),
+    PublicKey(Bytes),
     Name,
+}
+
+/// A public key of Flow: 64 bytes of an ECDSA key, which many write with 04 before them, or 96 of a BLS key.
+fn public_key(text: &str) -> Option<Bytes> {
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
+    let digits = if digits.len() == 130 { digits.strip_prefix("04")? } else { digits };
+    let is_key = matches!(digits.len(), 128 | 192);
+    is_key.then(|| hex::decode(digits).ok()).flatten().map(Bytes::from)
 }
 
 fn wanted(chain: RestChain, text: &str) -> Wanted {
     if let RestChain::Flow(_) = chain {
+        if let Some(key) = public_key(text) {
+            return Wanted::PublicKey(key);
+        }
         // Few hex digits may be a word or a height as well.
         let is_address = text.len() == 16 || text.starts_with("0x") || text.starts_with("0X");
         if let Some(address) = is_address.then(|| chain.address("q", text).ok()).flatten() {
@@ -156,6 +192,7 @@ pub(crate) async fn search(
         Wanted::Address(_) | Wanted::Contract(..) => {
             View::with_welcome(&api, &["smart_contracts", "token_stats", "nft_collection_stats"]).await?
         }
+        Wanted::PublicKey(_) => View::open(&api, &["account_key_events"], &["account_base_keys"]).await?,
         Wanted::Name => View::open(&api, &["search_index"], &[]).await?,
     };
     match &wanted {
@@ -193,17 +230,59 @@ pub(crate) async fn search(
             is_token: is_in(&view, "token_stats", token).await?,
             is_nft_collection: is_in(&view, "nft_collection_stats", token).await?,
         }),
-        Wanted::Name => {}
+        Wanted::PublicKey(_) | Wanted::Name => {}
     }
     let term = api.search_term(text);
     // Names that were not looked for may be there.
     let mut has_more = matches!(wanted, Wanted::Height(_)) && view.lacks_tables(&api);
+    if let Wanted::PublicKey(key) = &wanted {
+        has_more = key_holders(&view, key, &mut data).await?;
+    }
     // Of characters that no name has, nothing is left.
     if !term.is_empty() && view.has("search_index")? {
         has_more = names(&view, term, api.limits().max_examined_rows, &mut data).await?;
     }
     let page = SearchPage { next: None, resume: None, limit: MAX_NAMES as u32, has_more };
     Ok(Json(SearchAnswer { data, page, meta: view.meta() }))
+}
+
+/// Finds the first accounts that were given a public key; says whether there are more.
+async fn key_holders(view: &View, key: &Bytes, data: &mut Vec<Found>) -> Result<bool, Problem> {
+    let mut seen = BTreeSet::new();
+    let mut has_more = false;
+    for (table, height) in [("account_base_keys", "asked_at_height"), ("account_key_events", "block_height")]
+    {
+        if !view.has(table)? {
+            continue;
+        }
+        let scan = Scan {
+            index: Some("by_public_key"),
+            prefix: vec![Value::Bytes(key.clone())],
+            ..Scan::new(table, ROWS_AT_ONCE)
+        };
+        let page = view.tables()?.scan(&scan).await?;
+        has_more |= page.more.is_some();
+        for row in &page.rows {
+            let fields = Fields::new(view.table(table)?, row);
+            // Other rows of events are of keys that were revoked.
+            let is_added = table != "account_key_events" || fields.text("change")? == "added";
+            let address = fields.bytes("address")?;
+            let key_index = fields.opt_amount("key_index")?.and_then(|index| u64::try_from(index.0).ok());
+            if !is_added || !seen.insert((address.clone(), key_index)) {
+                continue;
+            }
+            if data.len() == MAX_NAMES {
+                return Ok(true);
+            }
+            data.push(Found::AccountKey {
+                address: Address(address),
+                public_key: Data(key.clone()),
+                key_index: key_index.map(Num),
+                block_height: fields.num(height)?,
+            });
+        }
+    }
+    Ok(has_more)
 }
 
 /// A transaction by its id, or on Flow by the hash of an EVM transaction in it.
@@ -243,6 +322,15 @@ struct Listed {
     kind: NameKind,
     name: Option<String>,
     symbol: Option<String>,
+    is_sanitised: bool,
+    asked_at: Num,
+}
+
+/// What a contract says of itself now.
+struct Now {
+    name: Option<String>,
+    symbol: Option<String>,
+    is_sanitised: bool,
     asked_at: Num,
 }
 
@@ -266,27 +354,23 @@ impl Listed {
             kind,
             name: fields.opt_text("name")?,
             symbol: fields.opt_text("symbol")?,
+            is_sanitised: false,
             asked_at: fields.num("asked_at_height")?,
         })
     }
 
     /// With the name and symbol of these, which say when they were asked. `None`: the row is of an older answer, and may be found by a name that is no more.
-    fn newest(mut self, now: Option<(Option<String>, Option<String>, Num)>) -> Option<Listed> {
-        if let Some((name, symbol, asked_at)) = now {
-            if self.asked_at < asked_at {
-                return None;
-            }
-            (self.name, self.symbol) = (name, symbol);
-        }
-        Some(self)
+    fn newest(self, now: Option<Now>) -> Option<Listed> {
+        let Some(Now { name, symbol, is_sanitised, asked_at }) = now else { return Some(self) };
+        (self.asked_at >= asked_at).then_some(Listed { name, symbol, is_sanitised, ..self })
     }
 
     fn found(self) -> Found {
-        let Listed { contract: (address, _), identifier, kind, name, symbol, .. } = self;
+        let Listed { contract: (address, _), identifier, kind, name, symbol, is_sanitised, .. } = self;
         let address = Address(address);
         match kind {
-            NameKind::Collection => Found::NftCollection { identifier, address, name, symbol },
-            NameKind::Token => Found::Token { identifier, address, name, symbol },
+            NameKind::Collection => Found::NftCollection { identifier, address, name, symbol, is_sanitised },
+            NameKind::Token => Found::Token { identifier, address, name, symbol, is_sanitised },
         }
     }
 }
@@ -300,9 +384,22 @@ async fn of_newest_answers(view: &View, rows: &[Row]) -> Result<Vec<Listed>, Pro
     };
     let tokens = TokenName::of_tokens(view, &of(NameKind::Token)).await?;
     let collections = Collection::names(view, &of(NameKind::Collection)).await?;
-    let mut tokens = tokens.into_iter().map(|now| now.map(|now| (now.name, now.symbol, now.asked_at_height)));
-    let mut collections =
-        collections.into_iter().map(|now| now.map(|now| (now.name, now.symbol, now.asked_at_height)));
+    let mut tokens = tokens.into_iter().map(|now| {
+        now.map(|now| Now {
+            is_sanitised: now.name_sanitised || now.symbol_sanitised,
+            name: now.name,
+            symbol: now.symbol,
+            asked_at: now.asked_at_height,
+        })
+    });
+    let mut collections = collections.into_iter().map(|now| {
+        now.map(|now| Now {
+            is_sanitised: now.name_sanitised || now.symbol_sanitised,
+            name: now.name,
+            symbol: now.symbol,
+            asked_at: now.asked_at_height,
+        })
+    });
     let newest = listed.into_iter().filter_map(|one| {
         let now = match one.kind {
             NameKind::Token => tokens.next(),

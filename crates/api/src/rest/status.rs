@@ -17,7 +17,7 @@ use super::params::{NoParams, Params};
 use super::problem::Problem;
 use super::view::View;
 use super::words::{Hash, Num};
-use super::{Api, Halt, HaltedPart, WorkerUse};
+use super::{Api, Halt, HaltedPart, Obstacle, WorkerUse};
 
 /// The most halts that are named.
 const MAX_HALTS: usize = 100;
@@ -58,6 +58,42 @@ pub(crate) struct Status {
     /// What has stopped and wants a person: of the process that answers, and ranges of workers that the app database knows to have failed too often. The
     /// first 100. `/readyz`, `cairn leases list --dead` and the log say more.
     pub halts: Vec<StatusHalt>,
+    /// What ingestion of the process that answers can't get past. It tries again by itself, with growing pauses. Null while it gets on, and where the process takes no blocks.
+    pub obstacle: Option<StatusObstacle>,
+}
+
+/// What ingestion can't get past.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct StatusObstacle {
+    /// Why, in a word: `block-refused` (a check fails), `source-refused` (the node refuses what it is asked), `source` (it fails or can't be reached), `head-quorum` (too few nodes confirm a
+    /// fork), `store` (the database is away, busy or full), `store-refused` (the database refuses).
+    pub code: String,
+    /// The height of the block that can't be stored; null where that isn't known.
+    pub height: Option<Num>,
+    /// The check that refused the block; null where it was none.
+    pub check: Option<String>,
+    /// Who said what. The beginning of it.
+    pub message: String,
+    /// What an operator can do beside waiting; null where there is nothing.
+    pub remedy: Option<String>,
+    /// When the first try failed, in milliseconds since 1970.
+    pub since_ms: Num,
+    /// How many tries in a row have failed.
+    pub tries: u32,
+}
+
+impl StatusObstacle {
+    fn of(obstacle: Obstacle) -> StatusObstacle {
+        StatusObstacle {
+            code: obstacle.code,
+            height: obstacle.height.map(|height| Num(height.get())),
+            check: obstacle.check,
+            message: obstacle.message.chars().take(MAX_ERROR_CHARS).collect(),
+            remedy: obstacle.remedy,
+            since_ms: Num(obstacle.since_ms),
+            tries: obstacle.tries,
+        }
+    }
 }
 
 /// Something that has stopped and wants a person.
@@ -212,13 +248,13 @@ async fn quarantined_counts(app: &dyn DerivedSnapshot) -> Result<BTreeMap<String
     Ok(counts)
 }
 
-/// Why ranges of each service don't get on: of those that failed and wait for another try, or have it now and have done nothing yet, the oldest one's error.
+/// Why ranges of each service don't get on: the oldest one's error since its last commit.
 async fn last_errors(app: &dyn DerivedSnapshot) -> Result<BTreeMap<String, String>, StoreError> {
     let mut errors = BTreeMap::new();
     for status in [LeaseStatus::Failed, LeaseStatus::Active] {
         let filter = LeaseFilter { status: Some(status), limit: MAX_FAILING, ..LeaseFilter::default() };
         for lease in app.leases(&filter).await? {
-            if !lease.last_error.is_empty() && lease.done_to == lease.claimed_done_to {
+            if !lease.last_error.is_empty() {
                 let shown = lease.last_error.chars().take(MAX_ERROR_CHARS).collect();
                 errors.entry(lease.service).or_insert(shown);
             }
@@ -336,6 +372,7 @@ pub(crate) async fn get_status(
         app_watermark_height,
         derived,
         halts: halts.into_iter().map(StatusHalt::of).collect(),
+        obstacle: api.obstacle().map(StatusObstacle::of),
     };
     Ok(Json(Answer { data, meta: view.meta() }))
 }

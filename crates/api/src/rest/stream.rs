@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::header::CACHE_CONTROL;
+use axum::http::{HeaderMap, HeaderName};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use cairn_core::{BlockId, BlockRef, Height, Parts};
@@ -32,6 +33,8 @@ use super::status::BlockName;
 use super::view::View;
 use super::words::Num;
 
+/// nginx takes it as an order not to buffer.
+const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// Blocks that are read under one snapshot.
 const STEP_BLOCKS: u64 = 32;
 /// Entries of the reorg log that are read under one snapshot.
@@ -133,7 +136,9 @@ pub(crate) async fn stream_blocks(
         Some((Ok::<_, Infallible>(event), stream))
     });
     let keep_alive = KeepAlive::new().interval(Duration::from_millis(api.limits().stream_keep_alive_ms));
-    Ok(Sse::new(events).keep_alive(keep_alive).into_response())
+    // Proxies that gather answers, or compress them, would keep events to themselves.
+    let headers = [(CACHE_CONTROL, "no-cache, no-transform"), (X_ACCEL_BUFFERING, "no")];
+    Ok((headers, Sse::new(events).keep_alive(keep_alive)).into_response())
 }
 
 /// Demands that a stream can go on from a mark that a client brought.

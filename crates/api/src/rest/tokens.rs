@@ -1,17 +1,17 @@
 //! Fungible tokens: what is counted of them, what nodes say of them, who holds them.
 
-use std::ops::Bound;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use bytes::Bytes;
-use cairn_store::derived::{Key, Row, Sum, Value};
+use cairn_store::derived::{Key, Row, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::answer::{Answer, Page};
+use super::balances::{BelowZero, not_zero};
 use super::cursor::Binding;
 use super::fields::Fields;
 use super::list::{List, Walk};
@@ -19,19 +19,65 @@ use super::params::{ListQuery, NoParams, Order, PageQuery, Paging, Params, Place
 use super::problem::Problem;
 use super::transfers::Transfer;
 use super::view::View;
-use super::words::{Address, Amount, Num, SumOf};
+use super::words::{Address, Amount, Data, Num, SumOf};
 
 /// What a token's contract says of itself. Anybody can choose any name: a name never identifies a token.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TokenName {
     pub name: Option<String>,
     pub symbol: Option<String>,
+    /// Whether `name` lacks something of what the contract answered: characters that can't be shown were removed, or it was cut. `answered` has the bytes.
+    pub name_sanitised: bool,
+    /// The same of `symbol`.
+    pub symbol_sanitised: bool,
+    /// Null where the contract answered nothing, or no number from 0 to 255: amounts are then given as they are.
     pub decimals: Option<u32>,
+    /// Whether the contract answered something that is no number from 0 to 255. `answered` has the bytes.
+    pub decimals_out_of_range: bool,
     /// As it was at `asked_at_height`.
     pub total_supply: Option<Amount>,
     pub status: NameStatus,
+    /// The bytes that were answered, where the fields above say something else or nothing; else null.
+    pub answered: Option<AnswerBytes>,
     /// The height at which a node was asked.
     pub asked_at_height: Num,
+}
+
+/// What a contract answered, byte for byte, as far as it is kept: 1,024 bytes, of a symbol 256. Null where the field of that name says it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AnswerBytes {
+    pub name: Option<Data>,
+    pub symbol: Option<Data>,
+    pub decimals: Option<Data>,
+    pub total_supply: Option<Data>,
+}
+
+impl AnswerBytes {
+    /// Of these contracts, each with the height at which it was asked, in the same order: an older answer's bytes are not shown.
+    pub(crate) async fn of(
+        view: &View,
+        family: &'static str,
+        contracts: &[(Bytes, String)],
+        asked_at: Vec<Option<Num>>,
+    ) -> Result<Vec<Option<AnswerBytes>>, Problem> {
+        let mut keys = keys_of(contracts);
+        keys.iter_mut().for_each(|key| key.0.push(Value::text(family)));
+        let rows = view.tables()?.rows("token_answer_bytes", &keys).await?;
+        let of_row = |(row, asked_at): (&Option<Row>, Option<Num>)| {
+            let Some(row) = row else { return Ok(None) };
+            let fields = Fields::new(view.table("token_answer_bytes")?, row);
+            if asked_at != Some(fields.num("asked_at_height")?) {
+                return Ok(None);
+            }
+            Ok(Some(AnswerBytes {
+                name: fields.opt_data("name")?,
+                symbol: fields.opt_data("symbol")?,
+                decimals: fields.opt_data("decimals")?,
+                total_supply: fields.opt_data("total_supply")?,
+            }))
+        };
+        rows.iter().zip(asked_at).map(of_row).collect()
+    }
 }
 
 /// How a contract answered.
@@ -39,7 +85,7 @@ pub(crate) struct TokenName {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NameStatus {
     Ok,
-    /// Something was answered, and something not.
+    /// Something was answered, and something not; or nothing of it can be read.
     Partial,
     /// The contract answers none of it.
     Silent,
@@ -63,14 +109,19 @@ impl NameStatus {
 }
 
 impl TokenName {
-    fn of(view: &View, row: &Row) -> Result<TokenName, Problem> {
+    fn of(view: &View, row: &Row, answered: Option<AnswerBytes>) -> Result<TokenName, Problem> {
         let fields = Fields::new(view.table("tokens")?, row);
+        let bytes = answered.as_ref();
         Ok(TokenName {
             name: fields.opt_text("name")?,
             symbol: fields.opt_text("symbol")?,
+            name_sanitised: bytes.is_some_and(|bytes| bytes.name.is_some()),
+            symbol_sanitised: bytes.is_some_and(|bytes| bytes.symbol.is_some()),
             decimals: fields.opt_index("decimals")?,
+            decimals_out_of_range: bytes.is_some_and(|bytes| bytes.decimals.is_some()),
             total_supply: fields.opt_amount("total_supply")?,
             status: NameStatus::of(&fields.text("status")?)?,
+            answered,
             asked_at_height: fields.num("asked_at_height")?,
         })
     }
@@ -84,8 +135,20 @@ impl TokenName {
             return Ok(tokens.iter().map(|_| None).collect());
         }
         let rows = view.tables()?.rows("tokens", &keys_of(tokens)).await?;
-        rows.iter().map(|row| row.as_ref().map(|row| TokenName::of(view, row)).transpose()).collect()
+        let asked_at = asked_at(view, "tokens", &rows)?;
+        let answered = AnswerBytes::of(view, "ft", tokens, asked_at).await?;
+        let of_row = |(row, answered): (&Option<Row>, Option<AnswerBytes>)| {
+            row.as_ref().map(|row| TokenName::of(view, row, answered)).transpose()
+        };
+        rows.iter().zip(answered).map(of_row).collect()
     }
+}
+
+/// The heights at which rows of answers were asked.
+pub(crate) fn asked_at(view: &View, table: &str, rows: &[Option<Row>]) -> Result<Vec<Option<Num>>, Problem> {
+    let table = view.table(table)?;
+    let of_row = |row: &Row| Fields::new(table, row).num("asked_at_height");
+    rows.iter().map(|row| row.as_ref().map(of_row).transpose()).collect()
 }
 
 /// Keys of tables that are keyed by contract.
@@ -107,9 +170,11 @@ pub(crate) struct Token {
     pub transfer_count: Num,
     /// Addresses whose balance is above 0: see the balance of a holder for what it counts.
     pub holder_count: Num,
-    /// What was minted less what was burnt, as far as events say so. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
-    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
+    /// What was minted less what was burnt, as far as events say so. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count for the
+    /// contracts that `meta.wrapped_tokens` names.
     pub net_minted: SumOf,
+    /// Why `net_minted` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub first_height: Num,
     pub last_height: Num,
     /// What the contract says of itself. Null where no node was asked yet, and where `token_metadata_worker` is not enabled.
@@ -119,13 +184,15 @@ pub(crate) struct Token {
 impl Token {
     fn of(view: &View, row: &Row, token: Option<TokenName>) -> Result<Token, Problem> {
         let fields = Fields::new(view.table("token_stats")?, row);
+        let net_minted = fields.sum("net_minted")?;
         Ok(Token {
             identifier: view.identifier(&fields, "contract_address")?,
             address: fields.address("contract_address")?,
             contract_name: fields.text("contract_name")?,
             transfer_count: fields.count("transfer_count")?,
             holder_count: fields.count("holder_count")?,
-            net_minted: fields.sum("net_minted")?,
+            below_zero: BelowZero::of(view, &net_minted),
+            net_minted,
             first_height: fields.num("first_height")?,
             last_height: fields.num("last_height")?,
             token,
@@ -226,14 +293,16 @@ pub(crate) async fn get_token(
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Holder {
     pub address: Address,
-    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count only where
-    /// `derive.wrapped_tokens` names the contract; by default it names none, and the sum then lacks them.
+    /// In the token's smallest unit: the sum of its transfers. Deposits and withdrawals of wrapped native tokens (WETH's `Deposit` and `Withdrawal`) count for the
+    /// contracts that `meta.wrapped_tokens` names.
     pub balance: SumOf,
+    /// Why `balance` may be below 0; null where it isn't.
+    pub below_zero: Option<BelowZero>,
     pub first_height: Num,
     pub last_height: Num,
 }
 
-/// The holders of a token, the largest first.
+/// The holders of a token, the largest first; at the end those whose balance is below 0 (`below_zero` says why it may be).
 #[utoipa::path(
     get,
     path = "/v1/tokens/{address}/holders",
@@ -250,18 +319,19 @@ pub(crate) async fn list_token_holders(
     let token = api.chain().token("address", &text)?;
     let view = View::open(&api, &["ft_holdings"], &[]).await?;
     let binding = Binding::new("token holders", &[&token.binding()]);
-    let mut walk = Walk::new("ft_holdings", Some("by_balance"), token.values());
-    walk.lower = Bound::Excluded(vec![Value::Sum(Box::new(Sum::ZERO))]);
-    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &[walk]).await?;
+    let walks = not_zero("ft_holdings", token.values());
+    let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &walks).await?;
     let table = view.table("ft_holdings")?;
     let data = found
         .rows
         .iter()
         .map(|(_, row)| {
             let fields = Fields::new(table, row);
+            let balance = fields.sum("balance")?;
             Ok(Holder {
                 address: fields.address("address")?,
-                balance: fields.sum("balance")?,
+                below_zero: BelowZero::of(&view, &balance),
+                balance,
                 first_height: fields.num("first_height")?,
                 last_height: fields.num("last_height")?,
             })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use cairn_core::{Height, HeightRange, Parts, StoredBlock, TxId, TxStatus};
-use cairn_evm::{BlockView, DecodedBlock, DecodedLog, DecodedTx};
+use cairn_evm::{BlockView, DecodedBlock, DecodedLog, DecodedTx, EvmError};
 use cairn_flow::{DecodedEvent, Network};
 use cairn_store::TxPlace;
 use cairn_store::derived::{Row, Value};
@@ -16,6 +16,7 @@ use super::Api;
 use super::answer::{Answer, BlockStamp, Page, PageInfo};
 use super::beside::{self, TouchedContract};
 use super::blocks;
+use super::cache::IfFinal;
 use super::chain::RestChain;
 use super::cursor::Binding;
 use super::fields::Fields;
@@ -262,7 +263,7 @@ impl Transaction {
             input: tx.input.clone().map(Data),
             gas_limit: tx.gas_limit.map(Num),
             gas_used: Num(receipt.gas_used),
-            cumulative_gas_used: Some(Num(receipt.cumulative_gas_used)),
+            cumulative_gas_used: (!receipt.is_missing).then_some(Num(receipt.cumulative_gas_used)),
             gas_price: tx.gas_price.map(Amount::of),
             max_fee_per_gas: tx.max_fee_per_gas.map(Amount::of),
             max_priority_fee_per_gas: tx.max_priority_fee_per_gas.map(Amount::of),
@@ -283,9 +284,10 @@ pub(crate) struct RawTransaction {
     pub id: Hash,
     pub block: BlockStamp,
     pub transaction_index: u32,
-    /// EIP-2718 bytes; null for one that the chain put in outside the header's roots. On Flow the message `Transaction`.
+    /// EIP-2718 bytes; null for one that the chain put in outside the header's roots, and for one of an unknown type whose bytes the node
+    /// did not give. On Flow the message `Transaction`.
     pub transaction: Option<Data>,
-    /// EIP-2718 bytes with the bloom; null where the receipts root doesn't cover it. On Flow the message `TransactionResultResponse`.
+    /// EIP-2718 bytes with the bloom; null where the receipts root doesn't cover it, or the node has none. On Flow the message `TransactionResultResponse`.
     pub receipt: Option<Data>,
 }
 
@@ -299,6 +301,8 @@ pub(crate) struct TransactionQuery {
     /// The block that is meant, where an id stands in more than one.
     #[param(pattern = "^[0-9]{1,19}$")]
     pub height: Option<String>,
+    /// The transaction's place in its block, where an id stands there more than once. By default the first one.
+    pub index: Option<u32>,
 }
 
 /// Of one transaction's bytes.
@@ -309,6 +313,8 @@ pub(crate) struct HeightQuery {
     /// The block that is meant, where an id stands in more than one.
     #[param(pattern = "^[0-9]{1,19}$")]
     pub height: Option<String>,
+    /// The transaction's place in its block, where an id stands there more than once. By default the first one.
+    pub index: Option<u32>,
 }
 
 /// Of lists that belong to one transaction.
@@ -319,6 +325,8 @@ pub(crate) struct OfTransactionQuery {
     /// The block that is meant, where an id stands in more than one.
     #[param(pattern = "^[0-9]{1,19}$")]
     pub height: Option<String>,
+    /// The transaction's place in its block, where an id stands there more than once. By default the first one.
+    pub index: Option<u32>,
     /// The most rows of a page; 50 where nothing is said.
     #[param(minimum = 1, maximum = 200)]
     pub limit: Option<u32>,
@@ -334,16 +342,29 @@ struct Located {
     place: TxPlace,
 }
 
-fn height_of(text: Option<&str>) -> Result<Option<Height>, Problem> {
-    text.map(|text| params::decimal("height", text, params::MAX_HEIGHT_DIGITS).map(Height)).transpose()
+/// Which place of an id is meant.
+#[derive(Clone, Copy)]
+struct Meant {
+    height: Option<Height>,
+    index: Option<u32>,
+}
+
+impl Meant {
+    fn of(height: Option<&str>, index: Option<u32>) -> Result<Meant, Problem> {
+        let decimal = |text| params::decimal("height", text, params::MAX_HEIGHT_DIGITS).map(Height);
+        let height = height.map(decimal).transpose()?;
+        Ok(Meant { height, index })
+    }
 }
 
 /// Finds a transaction by its id, or on Flow by the hash of an EVM transaction in it: that hash's lookup comes first, then the id, then the log terms. Where an id stands in more than one block, the newest block's
-/// counts where that has it, else the first one's; or that of the block which is meant.
-async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, Problem> {
-    let unknown = || match height {
-        None => Problem::not_found(format!("the transaction {id}")),
-        Some(height) => Problem::not_found(format!("the transaction {id} in block {height}")),
+/// counts where that has it, else the first one's; or the place that is meant.
+async fn find(view: &View, id: TxId, meant: Meant) -> Result<Located, Problem> {
+    let Meant { height, index } = meant;
+    let unknown = || {
+        let at = index.map(|index| format!(" at place {index}")).unwrap_or_default();
+        let of = height.map(|height| format!(" in block {height}")).unwrap_or_default();
+        Problem::not_found(format!("the transaction {id}{at}{of}"))
     };
     if let Some(height) = height {
         blocks::at(view, height).await?;
@@ -356,10 +377,19 @@ async fn find(view: &View, id: TxId, height: Option<Height>) -> Result<Located, 
         return Ok(of_evm(found));
     }
     if let Some(first) = view.chain().find_tx(id).await? {
-        let place = match (height, view.kind()) {
-            (Some(height), _) => flow::transaction::in_block(view, id, height).await?.ok_or_else(unknown)?,
+        let default = match (height, view.kind()) {
+            (Some(height), _) => {
+                flow::transaction::in_block(view, id, height, index).await?.ok_or_else(unknown)?
+            }
             (None, RestChain::Flow(_)) => flow::transaction::newest(view, id, first).await?,
             (None, RestChain::Evm) => first,
+        };
+        let place = match index {
+            Some(index) if index != default.index => {
+                let found = flow::transaction::in_block(view, id, default.height, Some(index)).await?;
+                found.ok_or_else(unknown)?
+            }
+            _ => default,
         };
         return Ok(Located { id, place });
     }
@@ -470,30 +500,28 @@ pub(crate) async fn get_transaction(
     State(api): State<Arc<Api>>,
     Place(id): Place<String>,
     Params(query): Params<TransactionQuery>,
-) -> Result<Json<Answer<Transaction>>, Problem> {
+) -> Result<(IfFinal, Json<Answer<Transaction>>), Problem> {
     let id = params::tx_id(&id)?;
-    let height = height_of(query.height.as_deref())?;
+    let meant = Meant::of(query.height.as_deref(), query.index)?;
     let mut view = View::of_one_block(&api, &beside::TABLES).await?;
-    let located = find(&view, id, height).await?;
+    let located = find(&view, id, meant).await?;
     view.keep_those_at(&api, located.place.height).await?;
     let (stored, tx) = decode(&view, located.place).await?;
     let mut data = tx.answer(&stored);
     if let Some(flow) = &mut data.flow {
-        if flow.is_system {
-            flow.repeats = Some(Repeats::of(&view, located.id, located.place.height).await?);
-        }
+        flow.repeats = Repeats::of(&view, located.id, located.place.height, flow.is_system).await?;
         for evm in &mut flow.evm {
             evm.is_asked = located.id != id && evm.hash.0[..] == id.0[..];
         }
     }
-    data.add_derived(&view, located.place.height, located.id).await?;
+    data.add_derived(&view, located.place, located.id).await?;
     if query.events == Some(true) {
         let limit = api.limits().max_page_rows;
         let paging = Paging { limit, cursor: None, descending: false };
         let (events, next) = events_page(&view, &stored, located.id, &tx, &paging).await?;
         (data.events, data.events_next) = (Some(events), next);
     }
-    Ok(Json(Answer { data, meta: view.meta() }))
+    Ok((view.if_final(located.place.height), Json(Answer { data, meta: view.meta() })))
 }
 
 async fn events_page(
@@ -540,10 +568,10 @@ pub(crate) async fn list_transaction_events(
     Params(query): Params<OfTransactionQuery>,
 ) -> Result<Json<Page<Event>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, Order::Asc)?;
-    let height = height_of(query.height.as_deref())?;
+    let meant = Meant::of(query.height.as_deref(), query.index)?;
     let id = params::tx_id(&id)?;
     let view = View::raw(&api).await?;
-    let located = find(&view, id, height).await?;
+    let located = find(&view, id, meant).await?;
     let (stored, tx) = decode(&view, located.place).await?;
     let (data, next) = events_page(&view, &stored, located.id, &tx, &paging).await?;
     Ok(Json(Page { data, page: PageInfo { next, resume: None, limit: paging.limit }, meta: view.meta() }))
@@ -561,11 +589,11 @@ pub(crate) async fn get_raw_transaction(
     State(api): State<Arc<Api>>,
     Place(id): Place<String>,
     Params(query): Params<HeightQuery>,
-) -> Result<Json<Answer<RawTransaction>>, Problem> {
+) -> Result<(IfFinal, Json<Answer<RawTransaction>>), Problem> {
     let id = params::tx_id(&id)?;
-    let height = height_of(query.height.as_deref())?;
+    let meant = Meant::of(query.height.as_deref(), query.index)?;
     let view = View::raw(&api).await?;
-    let Located { id, place } = find(&view, id, height).await?;
+    let Located { id, place } = find(&view, id, meant).await?;
     let parts = Parts::TRANSACTIONS | Parts::BODY | Parts::RECEIPTS | Parts::EXTRAS;
     let stored = read(&view, place.height, parts).await?;
     let block = BlockStamp::of(&stored.facts);
@@ -577,15 +605,20 @@ pub(crate) async fn get_raw_transaction(
             return Ok((Some(transaction), Some(result)));
         }
         let decoded = BlockView::decode(stored, None)?;
-        let receipt = decoded.raw_receipts()?.into_iter().nth(index).map(Data);
+        let receipt = decoded.raw_receipt(index)?.map(Data);
         let in_body = index < decoded.listed_tx_count()?;
-        let transaction = if in_body { Some(Data(decoded.raw_transaction(index)?)) } else { None };
+        let transaction = match in_body.then(|| decoded.raw_transaction(index)).transpose() {
+            Ok(bytes) => bytes.map(Data),
+            // The node gave no bytes of a transaction of an unknown type.
+            Err(EvmError::BytesUnknown { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
         Ok((transaction, receipt))
     };
     let (transaction, receipt) = tokio::task::spawn_blocking(task).await.map_err(Problem::internal)??;
     let id = Hash::of(id.as_bytes());
     let data = RawTransaction { id, block, transaction_index: place.index, transaction, receipt };
-    Ok(Json(Answer { data, meta: view.meta() }))
+    Ok((view.if_final(place.height), Json(Answer { data, meta: view.meta() })))
 }
 
 /// The token transfers of a transaction, fungible tokens and NFTs, in their order.
@@ -602,15 +635,18 @@ pub(crate) async fn list_transaction_transfers(
     Params(query): Params<OfTransactionQuery>,
 ) -> Result<Json<Page<Transfer>>, Problem> {
     let paging = Paging::new(api.limits(), query.limit, query.cursor, Order::Asc)?;
-    let height = height_of(query.height.as_deref())?;
+    let meant = Meant::of(query.height.as_deref(), query.index)?;
     let id = params::tx_id(&id)?;
     let mut view = View::open(&api, &["ft_transfers", "nft_transfers"], &[]).await?;
-    let Located { id, place } = find(&view, id, height).await?;
+    let Located { id, place } = find(&view, id, meant).await?;
     view.reaches(place.height)?;
     view.is_of(&api, place.height).await?;
-    let prefix = || vec![Value::height(place.height), Value::bytes(id.as_bytes())];
+    let prefix = || beside::place_values(place, id);
     let walks = [Walk::new("ft_transfers", None, prefix()), Walk::new("nft_transfers", None, prefix())];
-    let binding = Binding::new("transaction transfers", &[&id.to_string(), &place.height.to_string()]);
+    let binding = Binding::new(
+        "transaction transfers",
+        &[&id.to_string(), &place.height.to_string(), &place.index.to_string()],
+    );
     let found = List { binding, by_height: false, paging: &paging }.read(&api, &view, &walks).await?;
     Transfer::page(&view, found, &walks, None, &paging)
 }

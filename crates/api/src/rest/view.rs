@@ -9,11 +9,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::Extension;
 use cairn_core::{BlockFacts, BlockRef, Height, HeightRange, Parts};
 use cairn_store::derived::{Catalog, DerivedCheckpoint, DerivedSnapshot, Quarantined, Table, TableClass};
 use cairn_store::{HeadRow, RawSnapshot, StoreError};
 
 use super::answer::{BesideWorker, BlockStamp, IncompleteBlock, Meta};
+use super::cache::{Final, IfFinal};
 use super::chain::RestChain;
 use super::cursor::CursorKey;
 use super::fields::{self, Fields};
@@ -30,6 +32,9 @@ const BESIDE_MS: u64 = 1_000;
 /// How long one waits that is mostly of derived tables, and can do without.
 const WELCOME_MS: u64 = 3_000;
 
+/// The tables of balances of fungible tokens, and of what is counted of them.
+const BALANCES: [&str; 2] = ["ft_holdings", "token_stats"];
+
 /// What one request sees.
 pub(crate) struct View {
     raw: Arc<dyn RawSnapshot>,
@@ -42,6 +47,8 @@ pub(crate) struct View {
     watermark: Option<BlockFacts>,
     /// Where what the workers made is not whole.
     incomplete: Quarantined,
+    /// Whose deposits and withdrawals count, where balances of fungible tokens are behind the answer.
+    wrapped_tokens: Option<Vec<String>>,
 }
 
 /// A worker whose data the answer is made of.
@@ -97,6 +104,7 @@ impl View {
             beside: Vec::new(),
             watermark,
             incomplete: Quarantined::default(),
+            wrapped_tokens: None,
         })
     }
 
@@ -288,7 +296,9 @@ impl View {
                 None => {}
             }
         }
+        let has_balances = needed.iter().any(|name| BALANCES.contains(name));
         let mut view = View {
+            wrapped_tokens: has_balances.then(|| api.wrapped_tokens(raw.head().info.chain_id)),
             raw,
             app: Some(app),
             kind: api.chain(),
@@ -402,6 +412,16 @@ impl View {
         self.watermark.map(|facts| facts.height)
     }
 
+    /// The first stored height, where that isn't the chain's first: every worker begins there.
+    pub(crate) fn counts_from(&self) -> Option<Height> {
+        self.head().first.filter(|first| *first > Height::ZERO)
+    }
+
+    /// Whether a worker passed over blocks that the answer counts in.
+    pub(crate) fn has_holes(&self) -> bool {
+        self.incomplete.total > 0
+    }
+
     /// Demands that the required workers have done the block at `height`. One that doesn't run never will.
     pub(crate) fn reaches(&self, height: Height) -> Result<(), Problem> {
         let behind = || self.bounding().filter(|worker| worker.last.height < height);
@@ -436,17 +456,20 @@ impl View {
     }
 
     /// How far the data goes.
+    /// Goes with an answer about the block at `height`, where that is final.
+    pub(crate) fn if_final(&self, height: Height) -> IfFinal {
+        let last = self.head().stored_finalized();
+        last.is_some_and(|last| height <= last).then_some(Extension(Final))
+    }
+
     pub(crate) fn meta(&self) -> Meta {
         let head = self.head();
         Meta {
             chain_id: Num(head.info.chain_id.0),
             data_watermark: self.watermark.as_ref().map(BlockStamp::of),
             finalized_height: head.stored_finalized().map(|height| Num(height.get())),
-            // Every worker begins at the first stored block.
-            counts_from_height: head
-                .first
-                .filter(|first| *first > Height::ZERO)
-                .map(|first| Num(first.get())),
+            counts_from_height: self.counts_from().map(|first| Num(first.get())),
+            wrapped_tokens: self.wrapped_tokens.clone(),
             required_workers: self.bounding().map(|worker| worker.name).collect(),
             beside: self.beside_workers(),
             incomplete: self.incomplete.lowest.iter().cloned().map(IncompleteBlock::of).collect(),

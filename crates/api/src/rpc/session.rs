@@ -1,8 +1,11 @@
 //! One connection that stays: its outbox and its subscriptions.
 //!
-//! Order: a subscription's first notification comes after the response that gave its id. Back-pressure: a pump waits for room in the
-//! outbox; when the peer takes nothing for `write_stall_timeout_ms`, or the subscription falls out of the head feed's window, the
-//! connection is closed with the reason. It never goes on with a gap.
+//! Order: a subscription's first notification comes after the response that gave its id.
+//!
+//! Back-pressure: a pump waits for room in the outbox and for memory. The listener cuts off a peer that takes too little. A subscription
+//! that falls out of the head feed's window closes the connection with the reason. It never goes on with a gap.
+//!
+//! Memory: logs are written one by one, against the budget of notifications, and for one subscription of the connection at a time.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -14,10 +17,12 @@ use metrics::{counter, gauge};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::gate::Charge;
+use super::budget::{Account, Charge};
+use super::gate::Gate;
 use super::wire::Message;
 use crate::error::{LIMIT_EXCEEDED, RpcError};
 use crate::eth::EthApi;
@@ -69,10 +74,15 @@ impl Pending {
 /// The connection.
 pub(crate) struct Session {
     feed: Arc<Feed>,
+    gate: Arc<Gate>,
+    account: Account,
+    /// Held by the one subscription that sends logs.
+    delivering: AsyncMutex<()>,
     outbox: mpsc::Sender<Outgoing>,
     subscriptions: Mutex<HashMap<String, CancellationToken>>,
     max_subscriptions: usize,
-    stall: Duration,
+    /// How long logs wait for memory.
+    patience: Duration,
     /// Cancelled when the connection ends.
     closed: CancellationToken,
     ids: RandomState,
@@ -82,16 +92,21 @@ impl Session {
     /// A session and the other end of its outbox.
     pub(crate) fn new(
         feed: Arc<Feed>,
+        gate: Arc<Gate>,
+        account: Account,
         api: &EthApi,
         closed: CancellationToken,
     ) -> (Arc<Self>, mpsc::Receiver<Outgoing>) {
         let (outbox, outgoing) = mpsc::channel(OUTBOX_MESSAGES);
         let session = Session {
             feed,
+            gate,
+            account,
+            delivering: AsyncMutex::new(()),
             outbox,
             subscriptions: Mutex::default(),
             max_subscriptions: api.limits().max_subscriptions_per_connection,
-            stall: Duration::from_millis(api.limits().write_stall_timeout_ms),
+            patience: Duration::from_millis(api.limits().write_stall_timeout_ms),
             closed,
             ids: RandomState::new(),
         };
@@ -111,12 +126,8 @@ impl Session {
     pub(crate) async fn send(&self, outgoing: Outgoing) -> bool {
         tokio::select! {
             () = self.closed.cancelled() => false,
-            sent = self.outbox.send_timeout(outgoing, self.stall) => {
-                if sent.is_err() {
-                    self.closed.cancel();
-                }
-                sent.is_ok()
-            }
+            // Whether the peer still takes something is the listener's to judge.
+            sent = self.outbox.send(outgoing) => sent.is_ok(),
         }
     }
 
@@ -215,35 +226,45 @@ impl Session {
         match &pending.subject {
             Subject::NewHeads => {
                 let Some(header) = &event.header else { return Ok(true) };
-                let text =
-                    std::str::from_utf8(header).map_err(|_| RpcError::internal("a header is not text"))?;
-                Ok(self
-                    .send(Outgoing::Message(Message::notification(&pending.id, text), Charge::none()))
-                    .await)
+                let message = Message::notification(&pending.id, header.clone());
+                Ok(self.send(Outgoing::Message(message, Charge::none())).await)
             }
-            Subject::Logs(filter) => {
-                let (view, bytes) = match event.logs() {
-                    LogsOf::NotMine => return Ok(true),
-                    LogsOf::Here(view, bytes) => (view, bytes),
-                    LogsOf::Dropped => {
-                        return Err(behind(&format!("the logs of block {} are no longer held", event.block)));
-                    }
-                };
-                let (filter, removed) = (filter.clone(), event.removed);
-                let mut logs = work(bytes, move || Ok(view.logs(&filter, removed)?)).await?;
-                if removed {
-                    // What came last goes first.
-                    logs.reverse();
-                }
-                for log in logs {
-                    let message = Message::notification(&pending.id, log.get());
-                    if !self.send(Outgoing::Message(message, Charge::none())).await {
-                        return Ok(false);
-                    }
-                }
-                Ok(true)
+            Subject::Logs(filter) => self.deliver_logs(pending, filter, event).await,
+        }
+    }
+
+    async fn deliver_logs(
+        &self,
+        pending: &Pending,
+        filter: &LogFilter,
+        event: &HeadEvent,
+    ) -> Result<bool, RpcError> {
+        let _alone = self.delivering.lock().await;
+        let (view, bytes) = match event.logs() {
+            LogsOf::NotMine => return Ok(true),
+            LogsOf::Here(view, bytes) => (view, bytes),
+            LogsOf::Dropped => {
+                return Err(behind(&format!("the logs of block {} are no longer held", event.block)));
+            }
+        };
+        let (finding, filter) = (Arc::clone(&view), filter.clone());
+        let mut places = work(bytes, move || Ok(finding.find_logs(&filter)?)).await?;
+        if event.removed {
+            // What came last goes first.
+            places.reverse();
+        }
+        for place in places {
+            let charge = self.gate.keep_notification(self.account, place.text_bytes());
+            let Ok(charge) = timeout(self.patience, charge).await else {
+                return Err(behind("memory for notifications is used up"));
+            };
+            let text = self.feed.log_text(event, &view, &place).await?;
+            let message = Message::notification(&pending.id, text);
+            if !self.send(Outgoing::Message(message, charge)).await {
+                return Ok(false);
             }
         }
+        Ok(true)
     }
 }
 

@@ -181,12 +181,14 @@ impl Message {
         message
     }
 
-    /// A subscription's notification with a serialised result.
-    pub fn notification(subscription: &str, result: &str) -> Self {
+    /// A subscription's notification with a serialised result, which many may share.
+    pub fn notification(subscription: &str, result: Bytes) -> Self {
         let mut message = Message::default();
         message.push(Bytes::from(format!(
-            r#"{{"jsonrpc":"2.0","method":"eth_subscription","params":{{"subscription":"{subscription}","result":{result}}}}}"#
+            r#"{{"jsonrpc":"2.0","method":"eth_subscription","params":{{"subscription":"{subscription}","result":"#
         )));
+        message.push(result);
+        message.push(Bytes::from_static(b"}}"));
         message
     }
 
@@ -237,6 +239,7 @@ impl Message {
     }
 
     /// As one piece; copies where there are several.
+    #[cfg(test)]
     pub fn into_bytes(self) -> Bytes {
         match <[Bytes; 1]>::try_from(self.pieces) {
             Ok([piece]) => piece,

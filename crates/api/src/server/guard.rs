@@ -4,11 +4,20 @@ use std::net::IpAddr;
 
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_MAX_AGE, HOST, ORIGIN, VARY,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, HOST, ORIGIN, VARY,
 };
-use axum::http::{HeaderMap, HeaderValue, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-use super::RpcServerConfig;
+/// What pages of other origins may send.
+pub(crate) struct Cors {
+    pub methods: &'static str,
+    pub headers: &'static str,
+}
+
+/// To JSON-RPC.
+pub(crate) const RPC_CORS: Cors = Cors { methods: "POST", headers: "content-type" };
+/// To REST.
+pub(crate) const REST_CORS: Cors = Cors { methods: "GET, HEAD", headers: "if-none-match, last-event-id" };
 
 /// The rules of one server.
 #[derive(Debug, Clone)]
@@ -19,17 +28,10 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(config: &RpcServerConfig, loopback: bool) -> Self {
-        Guard {
-            check_host: loopback || !config.allowed_hosts.is_empty(),
-            hosts: config.allowed_hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
-            origins: config.allowed_origins.iter().map(|origin| origin.to_ascii_lowercase()).collect(),
-        }
-    }
-
-    /// A guard for a server without cross-origin access.
-    pub(crate) fn local(loopback: bool) -> Self {
-        Guard { check_host: loopback, hosts: Vec::new(), origins: Vec::new() }
+    /// `hosts` are names beside IP addresses and `localhost`, `origins` those of pages that may ask; `*` for any.
+    pub(crate) fn new(hosts: &[String], origins: &[String], loopback: bool) -> Self {
+        let lower = |names: &[String]| names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        Guard { check_host: loopback || !hosts.is_empty(), hosts: lower(hosts), origins: lower(origins) }
     }
 
     /// Whether the request names a host that this server may be.
@@ -46,9 +48,12 @@ impl Guard {
                 None => return true,
             },
         };
-        let name = without_port(host).to_ascii_lowercase();
-        let literal = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
-        literal.parse::<IpAddr>().is_ok() || name == "localhost" || self.hosts.contains(&name)
+        self.names_us(host)
+    }
+
+    /// Whether a host is an address, `localhost`, or a configured name.
+    fn names_us(&self, host: &str) -> bool {
+        cannot_be_rebound(host) || self.hosts.contains(&without_port(host).to_ascii_lowercase())
     }
 
     /// The origin, where there is one and it is allowed. `Err`: there is one, and it is not.
@@ -61,14 +66,39 @@ impl Guard {
         Err(())
     }
 
-    /// Headers that let an allowed origin read the answer.
-    pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST"));
-        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("content-type"));
-        headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
-        headers.insert(VARY, HeaderValue::from_static("origin"));
+    /// Whether the origin is the server's own: the page came from the host that it asks. A name that nobody configured doesn't count, since whoever
+    /// owns it may let it name this server.
+    pub(crate) fn is_own(&self, headers: &HeaderMap) -> bool {
+        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let (Some(origin), Some(host)) = (text(ORIGIN), text(HOST)) else { return false };
+        self.names_us(host)
+            && origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
     }
+
+    /// Headers that let an allowed origin read the answer, and that keep caches from giving it another origin's.
+    pub(crate) fn allow(
+        &self,
+        headers: &mut HeaderMap,
+        origin: Result<Option<HeaderValue>, ()>,
+        cors: &Cors,
+    ) {
+        if !self.origins.is_empty() {
+            headers.append(VARY, HeaderValue::from_static("origin"));
+        }
+        let Ok(Some(origin)) = origin else { return };
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(cors.methods));
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(cors.headers));
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("etag, retry-after"));
+        headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    }
+}
+
+/// Whether a host is an address or `localhost`, which no foreign name server answers for.
+fn cannot_be_rebound(host: &str) -> bool {
+    let name = without_port(host);
+    let literal = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    literal.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost")
 }
 
 fn without_port(host: &str) -> &str {
@@ -91,9 +121,7 @@ mod tests {
 
     #[test]
     fn a_rebound_name_is_refused_on_loopback() {
-        let mut config =
-            RpcServerConfig { allowed_hosts: vec!["Node.example".into()], ..RpcServerConfig::default() };
-        let guard = Guard::new(&config, true);
+        let guard = Guard::new(&["Node.example".into()], &[], true);
         for host in [
             "127.0.0.1:8545",
             "127.0.0.1",
@@ -111,20 +139,42 @@ mod tests {
         {
             assert!(!ours(&guard, host), "{host}");
         }
-        config.allowed_hosts.clear();
-        assert!(ours(&Guard::new(&config, false), "evil.example"));
-        config.allowed_hosts.push("*".into());
-        assert!(ours(&Guard::new(&config, true), "evil.example"));
+        assert!(ours(&Guard::new(&[], &[], false), "evil.example"));
+        assert!(ours(&Guard::new(&["*".into()], &[], true), "evil.example"));
     }
 
     #[test]
     fn origins_are_refused_unless_named() {
-        let mut config = RpcServerConfig::default();
+        let (none, named) =
+            (Guard::new(&[], &[], true), Guard::new(&[], &["https://app.example".into()], true));
         let mut headers = HeaderMap::new();
-        assert_eq!(Guard::new(&config, true).origin(&headers), Ok(None));
+        assert_eq!(none.origin(&headers), Ok(None));
         headers.insert(ORIGIN, HeaderValue::from_static("https://app.example"));
-        assert_eq!(Guard::new(&config, true).origin(&headers), Err(()));
-        config.allowed_origins.push("https://app.example".into());
-        assert!(matches!(Guard::new(&config, true).origin(&headers), Ok(Some(_))));
+        assert_eq!(none.origin(&headers), Err(()));
+        assert!(matches!(named.origin(&headers), Ok(Some(_))));
+    }
+
+    #[test]
+    fn a_page_of_this_server_is_no_stranger() {
+        let guard = Guard::new(&["node.example".into()], &[], false);
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, HeaderValue::from_static("node.example:8545"));
+        assert!(!guard.is_own(&headers));
+        for (origin, own) in [
+            ("http://node.example:8545", true),
+            ("https://Node.example:8545", true),
+            ("http://node.example", false),
+            ("http://evil.example", false),
+            ("null", false),
+        ] {
+            headers.insert(ORIGIN, HeaderValue::from_static(origin));
+            assert_eq!(guard.is_own(&headers), own, "{origin}");
+        }
+        // A name that points here today may be anybody's.
+        headers.insert(ORIGIN, HeaderValue::from_static("http://node.example:8545"));
+        assert!(!Guard::new(&[], &[], false).is_own(&headers));
+        headers.insert(HOST, HeaderValue::from_static("10.0.0.7:8545"));
+        headers.insert(ORIGIN, HeaderValue::from_static("http://10.0.0.7:8545"));
+        assert!(Guard::new(&[], &[], false).is_own(&headers));
     }
 }

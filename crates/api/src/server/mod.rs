@@ -3,12 +3,18 @@
 //! Why not a ready-made JSON-RPC server: `docs/adr/0003-own-json-rpc-dispatcher.md`.
 //!
 //! A browser's page can reach a loopback address: a `Host` that is neither an IP address nor `localhost` is refused on loopback binds (a page whose
-//! name was rebound to 127.0.0.1 sends its own), cross-origin reads are refused unless the origin is allowed, and so are WebSockets that carry
-//! an origin.
+//! name was rebound to 127.0.0.1 sends its own), cross-origin reads are refused unless the origin is allowed, and so are WebSockets of
+//! another origin than the server's own.
 
+pub(crate) mod compress;
+mod drain;
 pub(crate) mod guard;
 mod http;
 pub(crate) mod listener;
+mod places;
+mod proxies;
+pub(crate) mod refusal;
+mod under_way;
 mod ws;
 
 use std::net::SocketAddr;
@@ -21,8 +27,9 @@ use tokio::sync::watch;
 use self::guard::Guard;
 pub use self::listener::ServerHandle;
 use self::listener::{Lifetime, ListenerLimits};
+pub use self::proxies::TrustedProxies;
+use self::refusal::RPC_REFUSAL;
 use crate::eth::EthApi;
-use crate::limits::RpcLimits;
 use crate::rpc::RpcService;
 
 /// Where and for whom JSON-RPC is served.
@@ -35,6 +42,8 @@ pub struct RpcServerConfig {
     pub allowed_hosts: Vec<String>,
     /// Origins that a browser's page may have; `*` for any. Empty: no cross-origin access.
     pub allowed_origins: Vec<String>,
+    /// Proxies that name their callers.
+    pub proxies: TrustedProxies,
 }
 
 impl Default for RpcServerConfig {
@@ -43,17 +52,8 @@ impl Default for RpcServerConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 8545)),
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
+            proxies: TrustedProxies::default(),
         }
-    }
-}
-
-pub(crate) fn listener_limits(limits: &RpcLimits) -> ListenerLimits {
-    ListenerLimits {
-        name: "rpc",
-        max_connections: limits.max_connections,
-        header_timeout_ms: limits.header_timeout_ms,
-        write_stall_timeout_ms: limits.write_stall_timeout_ms,
-        shutdown_grace_ms: limits.shutdown_grace_ms,
     }
 }
 
@@ -76,9 +76,11 @@ pub async fn serve_rpc(
     let service = Arc::new(RpcService::new(Arc::clone(&api)));
     let lifetime = Lifetime::default();
     lifetime.tasks.spawn(Arc::clone(&service.feed).run(new_head, lifetime.stop.clone()));
-    let guard = Guard::new(&config, listener.local_addr()?.ip().is_loopback());
-    let limits = listener_limits(api.limits());
+    let loopback = listener.local_addr()?.ip().is_loopback();
+    let guard = Guard::new(&config.allowed_hosts, &config.allowed_origins, loopback);
+    let connections = api.limits().connections();
+    let limits = ListenerLimits { name: "rpc", connections, proxies: config.proxies, refusal: RPC_REFUSAL };
     let shared = Arc::new(Shared { service, api, guard, lifetime: lifetime.clone() });
-    let router = Router::new().fallback(http::handle).with_state(shared);
+    let router = Router::new().fallback(http::handle).with_state(shared).layer(compress::layer());
     listener::spawn(listener, router, limits, lifetime)
 }

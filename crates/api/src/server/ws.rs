@@ -13,29 +13,37 @@ use axum::http::header::{
 };
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::frame::Frame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
-use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
+use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_util::sync::CancellationToken;
 
-use super::listener::ConnectionPermit;
+use super::listener::{ConnectionPermit, Peer};
 use super::{Shared, http};
-use crate::rpc::{Ending, Outgoing, Session};
+use crate::rpc::wire as rpc;
+use crate::rpc::{Account, Caller, Ending, Outgoing, Session};
 
 /// The longest reason that a close frame can carry.
 const MAX_CLOSE_REASON_BYTES: usize = 123;
 
 /// What a connection buffers in either direction besides the message at hand.
 const BUFFER_BYTES: usize = 16 << 10;
+
+/// The most of a message that goes into one frame.
+const FRAGMENT_BYTES: usize = 64 << 10;
+
+/// How long a peer has to take the close frame.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
@@ -65,12 +73,13 @@ pub(super) fn upgrade(shared: Arc<Shared>, mut request: Request) -> Response {
         return http::refuse(StatusCode::BAD_REQUEST, "Sec-WebSocket-Key can't be used");
     };
     let permit = request.extensions_mut().remove::<ConnectionPermit>();
+    let caller = http::caller(request.extensions().get::<Peer>());
     let upgrade = hyper::upgrade::on(&mut request);
     shared.lifetime.tasks.clone().spawn(async move {
         // The permit keeps the connection counted as long as it lives.
         let _permit = permit;
         match upgrade.await {
-            Ok(upgraded) => serve(shared, upgraded).await,
+            Ok(upgraded) => serve(shared, upgraded, caller).await,
             Err(error) => tracing::debug!(%error, "a WebSocket handshake broke off"),
         }
     });
@@ -83,7 +92,7 @@ pub(super) fn upgrade(shared: Arc<Shared>, mut request: Request) -> Response {
     response
 }
 
-async fn serve(shared: Arc<Shared>, upgraded: Upgraded) {
+async fn serve(shared: Arc<Shared>, upgraded: Upgraded, caller: Caller<'static>) {
     let max_bytes = shared.service.limits().max_ws_message_bytes;
     let config = WebSocketConfig::default()
         .read_buffer_size(BUFFER_BYTES)
@@ -93,17 +102,19 @@ async fn serve(shared: Arc<Shared>, upgraded: Upgraded) {
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
     let (sink, stream) = socket.split();
     let closed = CancellationToken::new();
-    let (session, outgoing) = Session::new(Arc::clone(&shared.service.feed), &shared.api, closed.clone());
+    let (feed, gate) = (Arc::clone(&shared.service.feed), Arc::clone(&shared.service.gate));
+    let account = Account::of(caller.address, caller.connection);
+    let (session, outgoing) = Session::new(feed, gate, account, &shared.api, closed.clone());
     let (heard, hearing) = mpsc::channel(1);
     let limits = shared.service.limits();
     let writer = Writer {
         sink,
         outgoing,
         hearing,
-        stall: Duration::from_millis(limits.write_stall_timeout_ms),
+        patience: Duration::from_millis(limits.response_timeout_ms),
         ping: Duration::from_millis(limits.ws_ping_interval_ms.max(1)),
     };
-    let reading = read(Arc::clone(&shared), stream, Arc::clone(&session), heard);
+    let reading = read(Arc::clone(&shared), stream, Arc::clone(&session), caller, heard);
     tokio::select! {
         () = shared.lifetime.kill.cancelled() => {}
         () = writer.run(shared.lifetime.stop.clone(), closed.clone()) => {}
@@ -118,6 +129,7 @@ async fn read(
     shared: Arc<Shared>,
     mut stream: SplitStream<Socket>,
     session: Arc<Session>,
+    caller: Caller<'static>,
     heard: mpsc::Sender<()>,
 ) {
     let under_way =
@@ -145,15 +157,16 @@ async fn read(
         tokio::spawn(async move {
             tokio::select! {
                 () = session.closed() => {}
-                () = answer(&shared, &session, &body) => {}
+                () = answer(&shared, &session, caller, &body) => {}
             }
             drop(turn);
         });
     }
 }
 
-async fn answer(shared: &Shared, session: &Arc<Session>, body: &[u8]) {
-    let Some(answer) = shared.service.answer(body, Some(session)).await else { return };
+async fn answer(shared: &Shared, session: &Arc<Session>, caller: Caller<'static>, body: &[u8]) {
+    let caller = Caller { session: Some(session), ..caller };
+    let Some(answer) = shared.service.answer(body, caller).await else { return };
     if session.send(Outgoing::Message(answer.message, answer.charge)).await {
         for pending in answer.pending {
             session.start(pending);
@@ -166,7 +179,8 @@ struct Writer {
     outgoing: mpsc::Receiver<Outgoing>,
     /// Something came from the peer.
     hearing: mpsc::Receiver<()>,
-    stall: Duration,
+    /// How long a message may take to be sent as a whole.
+    patience: Duration,
     ping: Duration,
 }
 
@@ -176,7 +190,7 @@ impl Writer {
         let mut ticks = tokio::time::interval(self.ping);
         ticks.tick().await;
         loop {
-            let message = tokio::select! {
+            let sent = tokio::select! {
                 () = closed.cancelled() => return,
                 () = stop.cancelled() => {
                     return self.close(CloseCode::Away, "the server stops").await;
@@ -189,16 +203,18 @@ impl Writer {
                     if last_heard.elapsed() > self.ping * 2 {
                         return self.close(CloseCode::Policy, "nothing was heard from the peer").await;
                     }
-                    (Message::Ping(Bytes::new()), None)
+                    (self.write(Message::Ping(Bytes::new())).await, None)
                 }
                 outgoing = self.outgoing.recv() => match outgoing {
-                    Some(Outgoing::Message(message, charge)) => match Utf8Bytes::try_from(message.into_bytes()) {
-                        Ok(text) => (Message::Text(text), Some(charge)),
-                        Err(error) => {
-                            tracing::error!(%error, "a message was not text");
-                            return self.close(CloseCode::Error, "the server failed").await;
+                    Some(Outgoing::Message(message, charge)) => {
+                        let began = Instant::now();
+                        let sent = self.send(message).await;
+                        if began.elapsed() > self.ping {
+                            // It was taken, piece by piece: somebody is there.
+                            last_heard = Instant::now();
                         }
-                    },
+                        (sent, Some(charge))
+                    }
                     Some(Outgoing::Close(ending, reason)) => {
                         let code = match ending {
                             Ending::Behind => CloseCode::Again,
@@ -209,19 +225,44 @@ impl Writer {
                     None => return,
                 },
             };
-            let (message, charge) = message;
-            match tokio::time::timeout(self.stall, self.sink.send(message)).await {
-                Ok(Ok(())) => drop(charge),
-                Ok(Err(error)) => {
-                    tracing::debug!(%error, "a WebSocket ended badly");
-                    return;
+            let (sent, charge) = sent;
+            if let Err(why) = sent {
+                tracing::debug!(why, "a WebSocket ended badly");
+                return;
+            }
+            drop(charge);
+        }
+    }
+
+    /// Sends a text in fragments, so that no second copy of a large one is made. The listener cuts off a peer that takes too little of it.
+    async fn send(&mut self, message: rpc::Message) -> Result<(), String> {
+        let until = Instant::now() + self.patience;
+        let mut left_bytes = message.len_bytes();
+        let mut fragment = BytesMut::with_capacity(left_bytes.min(FRAGMENT_BYTES));
+        let mut kind = Data::Text;
+        for mut piece in message.into_pieces() {
+            while !piece.is_empty() {
+                let part = piece.split_to(piece.len().min(FRAGMENT_BYTES - fragment.len()));
+                left_bytes -= part.len();
+                fragment.extend_from_slice(&part);
+                if fragment.len() < FRAGMENT_BYTES && left_bytes > 0 {
+                    continue;
                 }
-                Err(_) => {
-                    tracing::debug!("a WebSocket peer takes nothing and is cut off");
-                    return;
+                let frame = Frame::message(fragment.split().freeze(), OpCode::Data(kind), left_bytes == 0);
+                kind = Data::Continue;
+                match timeout_at(until, self.write(Message::Frame(frame))).await {
+                    Ok(written) => written?,
+                    Err(_) => {
+                        return Err(format!("the peer did not take a message within {:?}", self.patience));
+                    }
                 }
             }
         }
+        Ok(())
+    }
+
+    async fn write(&mut self, message: Message) -> Result<(), String> {
+        self.sink.send(message).await.map_err(|error| error.to_string())
     }
 
     async fn close(&mut self, code: CloseCode, reason: &str) {
@@ -231,10 +272,6 @@ impl Writer {
         }
         let frame = CloseFrame { code, reason: reason[..end].into() };
         // A peer that doesn't take it is gone anyway.
-        let _ = tokio::time::timeout(
-            self.stall.min(Duration::from_secs(2)),
-            self.sink.send(Message::Close(Some(frame))),
-        )
-        .await;
+        let _ = timeout(CLOSE_PATIENCE, self.sink.send(Message::Close(Some(frame)))).await;
     }
 }

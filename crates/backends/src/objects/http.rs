@@ -24,6 +24,12 @@ const MAX_ANSWER_BYTES: usize = 4 << 20;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a connection is kept while nobody uses it. It is less than an answer may take to begin: those that died silently are gone by then.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// The slowest way on which a body is sent, in bytes a second.
+const MIN_UPLOAD_BYTES_PER_S: u64 = 64 << 10;
+
 /// What the last answer of a try said.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
@@ -58,6 +64,8 @@ fn note(seen: Seen) {
 #[derive(Debug)]
 pub(super) struct Connector {
     pub(super) with_tls: bool,
+    /// How long an answer may take to begin, beyond the time that the request's body may take.
+    pub(super) answer_timeout: Duration,
 }
 
 impl HttpConnector for Connector {
@@ -87,17 +95,19 @@ impl HttpConnector for Connector {
             // A signed request can't follow a redirect; the error says where the mistake is.
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(IDLE)
             // Bodies come as they are stored.
             .no_gzip()
             .build()
             .map_err(|error| generic(error.into()))?;
-        Ok(HttpClient::new(Watched { client }))
+        Ok(HttpClient::new(Watched { client, answer_timeout: self.answer_timeout }))
     }
 }
 
 #[derive(Debug)]
 struct Watched {
     client: reqwest::Client,
+    answer_timeout: Duration,
 }
 
 #[async_trait]
@@ -105,7 +115,12 @@ impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         note(Seen::default());
         let writes = !matches!(*request.method(), Method::GET | Method::HEAD);
-        let response = self.client.call(request).await?;
+        let sending = Duration::from_secs(request.body().content_length() as u64 / MIN_UPLOAD_BYTES_PER_S);
+        let answer = tokio::time::timeout(self.answer_timeout + sending, self.client.call(request)).await;
+        let response = match answer {
+            Ok(response) => response?,
+            Err(elapsed) => return Err(HttpError::new(HttpErrorKind::Timeout, elapsed)),
+        };
         let status = response.status();
         let mut seen = Seen {
             status: Some(status.as_u16()),

@@ -141,6 +141,7 @@ impl ObjectsConfig {
     pub(super) fn open(&self) -> Result<(Arc<dyn ObjectStore>, String), PayloadError> {
         let refused =
             |error: &dyn fmt::Display| PayloadError::Refused(format!("can't use {}: {error}", self.location));
+        let answer_timeout = Duration::from_millis(self.retry.answer_timeout_ms);
         Ok(match &self.location {
             Location::Memory => (Arc::new(InMemory::new()), String::new()),
             Location::Directory(path) => {
@@ -161,7 +162,7 @@ impl ObjectsConfig {
                     .with_retry(no_retries())
                     // One at a time anyway, and not all that speak S3 know how to delete in bulk.
                     .with_disable_bulk_delete(true)
-                    .with_http_connector(Connector { with_tls: !plain })
+                    .with_http_connector(Connector { with_tls: !plain, answer_timeout })
                     .build()
                     .map_err(|error| refused(&error))?;
                 (Arc::new(store), prefix.clone())
@@ -174,7 +175,7 @@ impl ObjectsConfig {
                 }
                 let store = builder
                     .with_retry(no_retries())
-                    .with_http_connector(Connector { with_tls: true })
+                    .with_http_connector(Connector { with_tls: true, answer_timeout })
                     .build()
                     .map_err(|error| refused(&error))?;
                 (Arc::new(store), prefix.clone())

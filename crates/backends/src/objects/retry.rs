@@ -2,12 +2,16 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::error::{Class, ObjectError};
 use super::http;
+
+/// One warning about failed tries in this time.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// The bounds of tries. A call ends with the last try's error when the tries or the time are used up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +26,8 @@ pub struct RetryPolicy {
     pub max_pause_ms: u64,
     /// The longest that one try may take.
     pub try_timeout_ms: u64,
+    /// How long an answer may take to begin. A connection that died without a word is noticed by this: S3 and its kin begin within a second.
+    pub answer_timeout_ms: u64,
     /// The longest that one call may take, with all its tries and pauses.
     pub total_ms: u64,
     /// Spreads processes that failed together.
@@ -36,6 +42,7 @@ impl Default for RetryPolicy {
             first_pause_ms: 100,
             max_pause_ms: 10_000,
             try_timeout_ms: 60_000,
+            answer_timeout_ms: 10_000,
             total_ms: 180_000,
             seed: 0,
         }
@@ -47,11 +54,23 @@ impl Default for RetryPolicy {
 pub(super) struct Retry {
     pub(super) policy: RetryPolicy,
     drawn: AtomicU64,
+    /// When a warning was written last.
+    told: Mutex<Option<Instant>>,
 }
 
 impl Retry {
     pub(super) fn new(policy: RetryPolicy) -> Self {
-        Retry { policy, drawn: AtomicU64::new(0) }
+        Retry { policy, drawn: AtomicU64::new(0), told: Mutex::default() }
+    }
+
+    /// Whether a failed try is worth a warning: the first one in a while is.
+    fn tells(&self) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = told.is_none_or(|told| told.elapsed() >= TELL_EVERY);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
     }
 
     /// The pause after `tries` tries, or what the server asked for, whichever is longer.
@@ -101,7 +120,11 @@ impl Retry {
             if tries >= max_tries || error.elapsed_ms.saturating_add(pause_ms) >= self.policy.total_ms {
                 return Err(error);
             }
-            tracing::debug!(%error, tries, pause_ms, "object storage: trying again");
+            if self.tells() {
+                tracing::warn!(%error, tries, pause_ms, "object storage fails; it is asked again");
+            } else {
+                tracing::debug!(%error, tries, pause_ms, "object storage fails; it is asked again");
+            }
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         }
     }

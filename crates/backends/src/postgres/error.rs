@@ -82,6 +82,8 @@ fn classify_code(state: &SqlState) -> Failure {
         SqlState::OBJECT_IN_USE,
         SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
         SqlState::SYSTEM_ERROR,
+        // It says only that a statement before it failed; run again, that one says what it is.
+        SqlState::IN_FAILED_SQL_TRANSACTION,
     ];
     // Connections, too few resources, an operator's or the server's own interruption (a shutdown, a cancelled statement).
     let passing_classes = ["08", "53", "57"];
@@ -170,8 +172,8 @@ mod tests {
     fn states_that_pass_are_not_taken_for_what_stays() {
         let of = |code: &str| classify_code(&SqlState::from_code(code));
         let passing = [
-            "08000", "08003", "08006", "08P01", "53100", "53200", "53300", "55006", "55P03", "57014",
-            "57P01", "57P02", "57P03", "57P05", "58000",
+            "08000", "08003", "08006", "08P01", "25P02", "53100", "53200", "53300", "55006", "55P03",
+            "57014", "57P01", "57P02", "57P03", "57P05", "58000",
         ];
         for code in passing {
             assert_eq!(of(code), Failure::Busy, "{code}");

@@ -54,7 +54,8 @@ pub async fn migrate(conn: &mut PgConn, schema: &'static str, migrations: &[Migr
             ))
             .await?;
         }
-        conn.batch(next.sql).await?;
+        let partitioned = with_partitions(conn, schema).await?;
+        conn.batch(&online(next.sql, schema, &partitioned)).await?;
         conn.execute(
             &format!("INSERT INTO {schema}.schema_migrations (version, name) VALUES ($1, $2)"),
             &[&i64::from(next.version), &next.name],
@@ -64,6 +65,34 @@ pub async fn migrate(conn: &mut PgConn, schema: &'static str, migrations: &[Migr
         tracing::info!(schema, version = next.version, name = next.name, "migrated");
         ran.push(next.version);
     }
+}
+
+/// The tables of `schema` that have partitions, which may be as large as a chain.
+async fn with_partitions(conn: &PgConn, schema: &str) -> Result<Vec<String>> {
+    let rows = conn
+        .query(
+            "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = $1 AND c.relkind = 'p' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid)",
+            &[&schema],
+        )
+        .await?;
+    rows.iter().map(|row| row.try_get(0).map_err(db)).collect()
+}
+
+/// A migration's statements, with the indexes of tables that have partitions on the parent alone: that reads no row, under a lock that nobody else gets beside. Whoever writes
+/// blocks builds the partitions' one after the other, beside readers and writers, and attaches them ([`super::partition`]). Such a statement stands on one line.
+fn online(sql: &str, schema: &str, partitioned: &[String]) -> String {
+    let is_of = |line: &str, table: &String| line.contains(&format!(" ON {schema}.{table} "));
+    let mut statements = String::with_capacity(sql.len() + 64);
+    for line in sql.lines() {
+        if line.starts_with("CREATE INDEX ") && partitioned.iter().any(|table| is_of(line, table)) {
+            statements += &line.replacen(" ON ", " ON ONLY ", 1);
+        } else {
+            statements += line;
+        }
+        statements.push('\n');
+    }
+    statements
 }
 
 /// The version of `schema` as it stands; 0 where it is missing.
@@ -90,9 +119,7 @@ pub async fn demand_version(conn: &PgConn, schema: &'static str, migrations: &[M
     let (found, known) = (version(conn, schema).await?, newest(migrations));
     demand_known(found, known)?;
     if found < known {
-        return Err(StoreError::Invalid(format!(
-            "schema {schema} is version {found}, this program needs {known}: run `cairn migrate` or start the writer first"
-        )));
+        return Err(StoreError::OldSchema { schema, found, known });
     }
     Ok(())
 }
@@ -109,4 +136,16 @@ async fn demand_no_move(conn: &PgConn, schema: &'static str) -> Result<()> {
 
 fn demand_known(found: u32, known: u32) -> Result<()> {
     if found > known { Err(StoreError::UnknownSchema { found, known }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::online;
+
+    #[test]
+    fn an_index_of_a_table_with_partitions_is_begun_on_the_parent_alone() {
+        let sql = "CREATE INDEX a_b ON raw.a (b);\nCREATE INDEX ab_c ON raw.ab (c) WHERE x;\nALTER TABLE raw.a ADD COLUMN b TEXT;";
+        let online = online(sql, "raw", &["a".into()]);
+        assert_eq!(online.trim_end(), sql.replace("ON raw.a (", "ON ONLY raw.a ("));
+    }
 }

@@ -1,10 +1,16 @@
 //! PostgreSQL (15 and newer): what the raw store and the app store share, and the stores themselves.
 //!
-//! [`pool`] bounds and configures connections, `tls` says whose certificates are taken, [`error`] says what a failure means, [`copy`] encodes binary COPY, [`migrate`] brings
-//! a schema up to date, [`migrate_table`] makes one table anew in place, [`partition`] makes partitions by height, `partition_index` their indexes, [`payloads`] knows which large payloads are needed. [`server`] refuses old servers, [`raw`] is the raw store, [`app`] the app store.
+//! - [`pool`] bounds and configures connections. `conn` sends statements on one, and bounds the wait for answers.
+//! - `tls` decides which certificates are accepted. [`server`] refuses servers and poolers that don't fit.
+//! - [`error`] classifies failures. [`copy`] encodes binary COPY.
+//! - [`migrate`] brings a schema up to date. [`migrate_table`] rebuilds one table in place.
+//! - [`partition`] creates partitions by height, `partition_index` their indexes.
+//! - [`payloads`] knows which large payloads are needed.
+//! - [`raw`] is the raw store, [`app`] the app store.
 
 #[cfg(feature = "postgres")]
 pub mod app;
+mod conn;
 pub mod copy;
 pub mod error;
 pub mod migrate;
@@ -12,6 +18,8 @@ pub mod migrate_table;
 pub mod partition;
 mod partition_index;
 pub mod payloads;
+#[cfg(feature = "postgres")]
+mod pipeline;
 pub mod pool;
 pub mod raw;
 pub mod server;

@@ -1,4 +1,5 @@
-//! Secondary indexes of partitioned tables: those that wait until a partition is full, and those that are made up for.
+//! Secondary indexes of partitioned tables: those that wait until a partition is full, and those that are made up for. Also those that a migration began on the parent
+//! alone, so that a large table is read beside its readers and writers, and no lock is held meanwhile.
 //!
 //! Usually the parent has them, and so has each new partition. In a backfill they are deferred: no parent has them, and they are built on each partition
 //! that is full. Once that is over, what is missing is built and attached to the parent. Some always wait until a partition is full: those that cost more
@@ -12,7 +13,7 @@
 use cairn_core::Height;
 use cairn_store::Result;
 
-use super::error::db;
+use super::error::{corrupt, db};
 use super::partition::{Partition, PartitionedTable, Partitions, list};
 use super::pool::{Isolation, PgConn, PgPool};
 
@@ -45,6 +46,15 @@ impl Partitions {
                     return Ok(true);
                 }
             }
+            // Building takes a connection too, and there may be one only.
+            let conn = pool.get().await?;
+            let begun = begun(&conn, table).await?;
+            drop(conn);
+            for (suffix, definition) in begun {
+                if complete_one(pool, table, &suffix, &definition, full_to).await? {
+                    return Ok(true);
+                }
+            }
         }
         Ok(false)
     }
@@ -70,6 +80,13 @@ impl Partitions {
                     )),
                     (false, _) => {}
                 }
+            }
+            for (suffix, _) in begun(&conn, table).await? {
+                let (name, index) = (table.name(), parent_index(table, &suffix));
+                let lacking = lacking(&conn, table, &index).await?.len();
+                said.push(format!(
+                    "a migration began {index}, and {lacking} partitions of {name} lack it: it is built and attached one after the other, while blocks go on"
+                ));
             }
         }
         Ok(said)
@@ -102,6 +119,31 @@ async fn make_parent_index(
         return Ok(());
     }
     conn.batch(&format!("CREATE INDEX {}_{suffix} ON ONLY {} {definition}", table.table, table.name())).await
+}
+
+/// Indexes that a migration made on the parent alone, and that not all partitions have yet: what ends the index's name, and what follows `ON table`.
+async fn begun(conn: &PgConn, table: &PartitionedTable) -> Result<Vec<(String, String)>> {
+    let rows = conn
+        .query(
+            "SELECT c.relname::text, pg_get_indexdef(c.oid) FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid \
+             WHERE x.indrelid = to_regclass($1) AND c.relkind = 'I' AND NOT x.indisvalid ORDER BY 1",
+            &[&table.name()],
+        )
+        .await?;
+    let mut begun = Vec::with_capacity(rows.len());
+    for row in rows {
+        let (name, definition): (String, String) = (row.try_get(0).map_err(db)?, row.try_get(1).map_err(db)?);
+        let suffix = name.strip_prefix(&format!("{}_", table.table));
+        let after = definition.split_once(&format!(" ON ONLY {} ", table.name()));
+        let (Some(suffix), Some((_, after))) = (suffix, after) else {
+            let what = format!("it isn't valid, and is none that cairn makes: {definition}; drop it");
+            return Err(corrupt(format!("index {}.{name}", table.schema), what));
+        };
+        if !table.secondary.iter().any(|(secondary, _)| *secondary == suffix) {
+            begun.push((suffix.to_owned(), after.to_owned()));
+        }
+    }
+    Ok(begun)
 }
 
 /// The partitions without an index that belongs to this one of the parent, by height.

@@ -4,7 +4,8 @@ use async_trait::async_trait;
 use cairn_core::BlockId;
 use cairn_store::Result;
 use cairn_store::derived::{
-    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity, rules,
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Recorded, Severity,
+    rules, within,
 };
 use rusqlite::{Connection, Row, params};
 
@@ -33,6 +34,35 @@ fn insert(conn: &Connection, error: &NewError, now_ms: i64) -> Result<usize> {
             now_ms,
         ])
     })
+    .map_err(db)
+}
+
+/// Whether an error has an open entry.
+fn is_open(conn: &Connection, error: &NewError) -> Result<bool> {
+    conn.prepare_cached(
+        "SELECT 1 FROM indexing_errors WHERE worker_name = ?1 AND block_height = ?2 AND transaction_id = ?3 \
+         AND error_hash = ?4 AND block_id = ?5 AND resolved = 0",
+    )
+    .and_then(|mut statement| {
+        let key = params![
+            error.service,
+            sql(error.height),
+            error.transaction_id,
+            error.error_hash(),
+            error.block_id.0
+        ];
+        statement.exists(key)
+    })
+    .map_err(db)
+}
+
+/// How many open entries a service has, counted up to `most`.
+fn count_open(conn: &Connection, service: &str, most: u64) -> Result<u64> {
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    conn.prepare_cached(
+        "SELECT count(*) FROM (SELECT 1 FROM indexing_errors WHERE resolved = 0 AND worker_name = ?1 LIMIT ?2)",
+    )
+    .and_then(|mut statement| statement.query_row(params![service, most], |row| get_u64(row, 0)))
     .map_err(db)
 }
 
@@ -85,6 +115,24 @@ impl ErrorLog for SqliteStore {
         .await
     }
 
+    async fn record_within(&self, errors: &[NewError], max_open: u64) -> Result<Recorded> {
+        let Some(service) = errors.first().map(|first| first.service.clone()) else {
+            return Ok(Recorded::default());
+        };
+        let errors = errors.to_vec();
+        self.write(move |shared| {
+            let now_ms = i64::try_from(shared.now_ms()).unwrap_or(i64::MAX);
+            shared.commit("record", |tx, _| {
+                let room = max_open - count_open(tx, &service, max_open)?;
+                let open = errors.iter().map(|error| is_open(tx, error)).collect::<Result<Vec<bool>>>()?;
+                let (kept, dropped) = within(&errors, room, |at| open[at]);
+                let new = kept.iter().map(|error| insert(tx, error, now_ms).map(|new| new as u64));
+                Ok(Recorded { new: new.sum::<Result<u64>>()?, dropped })
+            })
+        })
+        .await
+    }
+
     async fn list(&self, filter: &ErrorFilter) -> Result<Vec<LoggedError>> {
         let filter = filter.clone();
         self.read_errors(move |conn| {
@@ -124,6 +172,23 @@ impl ErrorLog for SqliteStore {
                 ids.iter()
                     .map(|id| statement.execute([id, &now_ms]).map(|open| open as u64).map_err(db))
                     .sum()
+            })
+        })
+        .await
+    }
+
+    async fn prune_closed(&self, age_ms: u64, limit: usize) -> Result<u64> {
+        self.write(move |shared| {
+            let before_ms = i64::try_from(shared.now_ms().saturating_sub(age_ms)).unwrap_or(i64::MAX);
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            shared.commit("prune_closed", |tx, _| {
+                tx.prepare_cached(
+                    "DELETE FROM indexing_errors WHERE id IN \
+                     (SELECT id FROM indexing_errors WHERE resolved = 1 AND resolved_at < ?1 LIMIT ?2)",
+                )
+                .and_then(|mut statement| statement.execute([before_ms, limit]))
+                .map(|gone| gone as u64)
+                .map_err(db)
             })
         })
         .await

@@ -55,7 +55,7 @@ fn get_range(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<HeightRang
 }
 
 pub(super) fn not_initialised() -> StoreError {
-    StoreError::Invalid("the store was not initialised; call init first".into())
+    StoreError::not_begun()
 }
 
 /// The head row; an error where the store was not initialised.
@@ -165,7 +165,10 @@ impl Head {
             .map_err(db)?;
         let Some(tip) = row.tip else { return Ok(()) };
         conn.prepare_cached(
-            "INSERT INTO checkpoints VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET height = ?2, id = ?3",
+            "INSERT INTO checkpoints (service_name, height, id, updated_at) \
+             VALUES (?1, ?2, ?3, CAST(unixepoch('subsec') * 1000 AS INTEGER)) \
+             ON CONFLICT DO UPDATE SET height = excluded.height, id = excluded.id, updated_at = excluded.updated_at \
+             WHERE (height, id) <> (excluded.height, excluded.id)",
         )
         .and_then(|mut statement| statement.execute(params![RAW_INGESTER, sql(tip.height), tip.id.0]))
         .map_err(db)?;

@@ -16,6 +16,7 @@
 //!
 //! **Shutdown.** Dropping the last handle closes the file. A verb that runs when its caller goes away runs to its end.
 
+mod backup;
 mod blocks;
 mod codec;
 mod derived;
@@ -44,6 +45,7 @@ use cairn_store::memory::CommitHook;
 use cairn_store::{RawReader, RawSnapshot, Result, StoreError};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
+pub use backup::copy_database;
 pub use derived::{APP_LOCK_NAME, SqliteDerived, SqliteDerivedOptions};
 pub use options::SqliteOptions;
 pub use repair::Damage;
@@ -53,6 +55,8 @@ use error::{FILE_NAME, db};
 use pool::{Pool, PoolOptions};
 use schema::RAW;
 use snapshot::SqliteSnapshot;
+
+use crate::index_runs::Counted;
 
 /// The name of the file in the data directory that a writer locks.
 pub const LOCK_NAME: &str = "cairn.lock";
@@ -72,6 +76,7 @@ struct Shared {
     writer: Option<Mutex<Writer>>,
     /// One maintenance step at a time.
     maintaining: tokio::sync::Mutex<()>,
+    counted: Arc<Counted>,
     /// Unlocked when it is closed, which has to come last.
     _lock: Option<File>,
 }
@@ -131,6 +136,7 @@ impl SqliteStore {
             pool,
             writer,
             maintaining: tokio::sync::Mutex::default(),
+            counted: Arc::default(),
             _lock: lock,
         };
         Ok(SqliteStore { shared: Arc::new(shared) })
@@ -273,6 +279,11 @@ impl RawReader for SqliteStore {
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
         let options = &self.shared.options;
         let (transaction, head) = self.shared.pool.begin(options.snapshot_max_ms, head::read).await?;
-        Ok(Arc::new(SqliteSnapshot::new(transaction, head.row, options.dir.clone())))
+        Ok(Arc::new(SqliteSnapshot::new(
+            transaction,
+            head.row,
+            options.dir.clone(),
+            self.shared.counted.clone(),
+        )))
     }
 }

@@ -1,10 +1,11 @@
 //! Read connections, and the read transactions of snapshots.
 //!
 //! A bounded number of connections is open; who finds none waits for a bounded time and is then told
-//! [`StoreError::Busy`]. A read transaction that grows too old is ended by whoever waits for a connection, or by
-//! maintenance: an old one would keep the write-ahead log from being emptied.
+//! [`StoreError::Busy`]. A read transaction that grows too old is ended: by whoever waits for a connection, by maintenance, and by a sweeper that runs
+//! while any is open. An old one keeps the write-ahead log from being emptied, also by another process, so processes that only read end theirs too.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -41,7 +42,12 @@ pub(super) struct Pool {
     permits: Arc<Semaphore>,
     /// The transactions that are open, to find those that are too old.
     open: Mutex<Vec<Weak<ReadTx>>>,
+    /// Whether a sweeper runs.
+    is_swept: AtomicBool,
 }
+
+/// How often a sweeper looks for transactions that are too old.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What these mutexes guard is whole at every moment.
@@ -55,7 +61,13 @@ fn execute(conn: &Connection, statement: &str) -> rusqlite::Result<usize> {
 impl Pool {
     pub(super) fn new(options: PoolOptions) -> Self {
         let permits = Arc::new(Semaphore::new(options.max_readers.max(1)));
-        Pool { options, idle: Mutex::default(), permits, open: Mutex::default() }
+        Pool {
+            options,
+            idle: Mutex::default(),
+            permits,
+            open: Mutex::default(),
+            is_swept: AtomicBool::new(false),
+        }
     }
 
     /// A read transaction and what `first` reads in it, which fixes what the transaction sees. It ends after `max_ms`, if given.
@@ -69,7 +81,7 @@ impl Pool {
             Err(_) => self.wait_for_permit().await?,
         };
         let pool = self.clone();
-        blocking(move || {
+        let begun = blocking(move || {
             let idle = lock(&pool.idle).pop();
             let connection = idle.map_or_else(|| pool.connect(), Ok)?;
             execute(&connection.conn, "BEGIN").map_err(|e| pool.options.file.error(e))?;
@@ -82,7 +94,34 @@ impl Pool {
             list.push(Arc::downgrade(&transaction));
             Ok((transaction, seen))
         })
-        .await
+        .await;
+        if begun.is_ok() && max_ms.is_some() {
+            self.sweep();
+        }
+        begun
+    }
+
+    /// Sees to it that transactions end when their time has come, though nobody asks them anything: until none is open.
+    fn sweep(self: &Arc<Self>) {
+        if self.is_swept.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let pool = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP_EVERY).await;
+                let Some(pool) = pool.upgrade() else { return };
+                pool.end_expired();
+                if !lock(&pool.open).is_empty() {
+                    continue;
+                }
+                pool.is_swept.store(false, Ordering::Release);
+                // One that was opened just before that found a sweeper.
+                if lock(&pool.open).is_empty() || pool.is_swept.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+            }
+        });
     }
 
     /// Waits for a connection. Transactions that grow too old meanwhile are ended: those who wait may hold them themselves, to

@@ -34,7 +34,13 @@ pub(super) struct FileKind {
 pub(super) static RAW: FileKind = FileKind {
     name: FILE_NAME,
     application_id: 0x6361_6972,
-    migrations: &[include_str!("0001.sql"), include_str!("0002.sql"), include_str!("0003.sql")],
+    migrations: &[
+        include_str!("0001.sql"),
+        include_str!("0002.sql"),
+        include_str!("0003.sql"),
+        include_str!("0004.sql"),
+        include_str!("0005.sql"),
+    ],
     synchronous: "FULL",
     statements: 96,
     // A page of an index run and its row fill one page of the file.

@@ -20,20 +20,21 @@ use super::index::{RunPages, demand_time, live_runs};
 use super::pool::ReadTx;
 use super::schema::RAW;
 use super::{blocks, filler};
-use crate::index_runs::{demand_covered, without_pages};
+use crate::index_runs::{Counted, demand_covered, without_pages};
 
 pub(super) struct SqliteSnapshot {
     transaction: Arc<ReadTx>,
     head: HeadRow,
     dir: PathBuf,
+    counted: Arc<Counted>,
 }
 
 /// One audit call answers for at most this many heights; its memory grows with them.
 const MAX_FINGERPRINT_HEIGHTS: u64 = 4_000_000;
 
 impl SqliteSnapshot {
-    pub(super) fn new(transaction: Arc<ReadTx>, head: HeadRow, dir: PathBuf) -> Self {
-        SqliteSnapshot { transaction, head, dir }
+    pub(super) fn new(transaction: Arc<ReadTx>, head: HeadRow, dir: PathBuf, counted: Arc<Counted>) -> Self {
+        SqliteSnapshot { transaction, head, dir, counted }
     }
 }
 
@@ -99,7 +100,8 @@ impl RawSnapshot for SqliteSnapshot {
         }
         self.transaction
             .run(move |from, _| {
-                let facts = blocks::read_facts(&from.conn, height)?.ok_or_else(|| hole(height))?;
+                let facts =
+                    blocks::read_facts(&from.conn, height)?.ok_or_else(|| StoreError::hole(height))?;
                 Ok(Some(facts.linked_ref()))
             })
             .await
@@ -111,16 +113,24 @@ impl RawSnapshot for SqliteSnapshot {
             .run(move |from, deadline| {
                 let is_it = |entry: Entry| {
                     let height = RunKind::BlockId.height_of(entry.position);
-                    let row = blocks::row_ref(&from.conn, height)?.ok_or_else(|| hole(height))?;
+                    let row = blocks::row_ref(&from.conn, height)?.ok_or_else(|| StoreError::hole(height))?;
                     Ok((row.id == id).then_some(height))
                 };
-                find(&from.conn, RunKind::BlockId, id.index_key(), range, deadline, is_it)
+                let found = find(&from.conn, RunKind::BlockId, id.index_key(), range, deadline, 1, is_it)?;
+                Ok(found.into_iter().next())
             })
             .await
     }
 
     async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>> {
-        let range = self.head.range();
+        Ok(self.places_of_tx(id, self.head.range(), 1).await?.pop())
+    }
+
+    async fn places_of_tx(&self, id: TxId, range: HeightRange, limit: usize) -> Result<Vec<TxPlace>> {
+        let range = range.intersect(self.head.range());
+        if range.is_empty() || limit == 0 {
+            return Ok(Vec::new());
+        }
         self.transaction
             .run(move |from, deadline| {
                 let is_it = |entry: Entry| {
@@ -129,7 +139,7 @@ impl RawSnapshot for SqliteSnapshot {
                     let stored = tx_id_at(&from.conn, height, index)?;
                     Ok((stored == id).then_some(TxPlace { height, index }))
                 };
-                find(&from.conn, RunKind::TxId, id.index_key(), range, deadline, is_it)
+                find(&from.conn, RunKind::TxId, id.index_key(), range, deadline, limit, is_it)
             })
             .await
     }
@@ -141,26 +151,20 @@ impl RawSnapshot for SqliteSnapshot {
         limit: usize,
     ) -> Result<Vec<Height>> {
         let range = range.intersect(self.head.range());
-        let groups = query.groups.clone();
-        if range.is_empty() || limit == 0 || groups.iter().any(Vec::is_empty) {
+        let (query, counted) = (query.clone(), self.counted.clone());
+        if range.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
         self.transaction
             .run(move |from, deadline| {
-                if groups.is_empty() {
-                    return with_logs(&from.conn, range, limit);
-                }
-                let mut found = Vec::new();
-                let runs = covering_runs(&from.conn, RunKind::LogTerm, range)?;
-                demand_pages(&from.conn, &runs)?;
-                for run in runs {
-                    let pages = RunPages::new(&from.conn, run.id, deadline);
-                    let left = limit - found.len();
-                    let clipped = range.intersect(run.heights);
-                    found.extend(candidates(&pages, &groups, clipped, left).map_err(|e| in_run(e, &run))?);
-                    if found.len() == limit {
-                        break;
-                    }
+                let found = if query.groups.is_empty() {
+                    with_logs(&from.conn, range, limit)?
+                } else {
+                    indexed(&from.conn, range, &query.groups, limit, deadline)?
+                };
+                for stretch in counted.left(&query, LogQuery::accounted(range, &found, limit)) {
+                    demand_whole(&from.conn, stretch, deadline)?;
+                    counted.note(stretch);
                 }
                 Ok(found)
             })
@@ -230,13 +234,8 @@ impl RawSnapshot for SqliteSnapshot {
     }
 }
 
-/// Within the head's range every height has a row (law 3).
-fn hole(height: Height) -> StoreError {
-    corrupt(format!("height {height}"), "its block is not there, though the head row says so")
-}
-
 fn required(conn: &Connection, unpacker: &Unpacker, height: Height, parts: Parts) -> Result<StoredBlock> {
-    blocks::read(conn, unpacker, height, parts)?.ok_or_else(|| hole(height))
+    blocks::read(conn, unpacker, height, parts)?.ok_or_else(|| StoreError::hole(height))
 }
 
 /// The first of these blocks, and whether bytes or time ended the read.
@@ -306,11 +305,13 @@ fn find<T>(
     key: IndexKey,
     range: HeightRange,
     deadline: Option<Instant>,
+    limit: usize,
     is_it: impl Fn(Entry) -> Result<Option<T>>,
-) -> Result<Option<T>> {
+) -> Result<Vec<T>> {
     /// How many entries of one key are looked at in one go; nearly always there is one.
     const AT_ONCE: usize = 64;
     let runs = covering_runs(conn, kind, range)?;
+    let mut all = Vec::new();
     for run in &runs {
         let clipped = range.intersect(run.heights);
         let Some(end) = kind.first_position(clipped.end()).checked_sub(1) else { continue };
@@ -321,7 +322,10 @@ fn find<T>(
             let positions = lookup.positions(key, at, end, AT_ONCE).map_err(|e| in_run(e, run))?;
             for position in &positions {
                 if let Some(found) = is_it(Entry { key, position: *position })? {
-                    return Ok(Some(found));
+                    all.push(found);
+                    if all.len() == limit {
+                        return Ok(all);
+                    }
                 }
             }
             match positions.last() {
@@ -331,7 +335,7 @@ fn find<T>(
         }
     }
     demand_pages(conn, &runs)?;
-    Ok(None)
+    Ok(all)
 }
 
 fn tx_id_at(conn: &Connection, height: Height, index: u32) -> Result<TxId> {
@@ -346,6 +350,59 @@ fn tx_id_at(conn: &Connection, height: Height, index: u32) -> Result<TxId> {
             format!("the index names transaction {index}, which is not there"),
         )
     })
+}
+
+/// The heights in `range` that the index names for all of `groups`.
+fn indexed(
+    conn: &Connection,
+    range: HeightRange,
+    groups: &[Vec<IndexKey>],
+    limit: usize,
+    deadline: Option<Instant>,
+) -> Result<Vec<Height>> {
+    let mut found = Vec::new();
+    if groups.iter().any(Vec::is_empty) {
+        return Ok(found);
+    }
+    let runs = covering_runs(conn, RunKind::LogTerm, range)?;
+    demand_pages(conn, &runs)?;
+    for run in runs {
+        let pages = RunPages::new(conn, run.id, deadline);
+        let left = limit - found.len();
+        let clipped = range.intersect(run.heights);
+        found.extend(candidates(&pages, groups, clipped, left).map_err(|e| in_run(e, &run))?);
+        if found.len() == limit {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Heights whose rows are counted in one go.
+const COUNTED_HEIGHTS: u64 = 1_000_000;
+
+/// Demands that each height of `range` has its row. Counts entries of two small indexes, which together have one for each row.
+fn demand_whole(conn: &Connection, range: HeightRange, deadline: Option<Instant>) -> Result<()> {
+    for chunk in range.chunks(COUNTED_HEIGHTS) {
+        demand_time(deadline)?;
+        let mut statement = conn
+            .prepare_cached(
+                "SELECT (SELECT count(*) FROM blocks INDEXED BY blocks_with_logs \
+                   WHERE log_count > 0 AND height >= ?1 AND height < ?2) \
+                 + (SELECT count(*) FROM blocks INDEXED BY blocks_without_logs \
+                   WHERE log_count = 0 AND height >= ?1 AND height < ?2)",
+            )
+            .map_err(db)?;
+        let bounds = params![sql(chunk.start()), sql(chunk.end())];
+        let rows: i64 = statement.query_row(bounds, |row| row.get(0)).map_err(db)?;
+        if rows as u64 != chunk.len() {
+            let stored = blocks::stored_heights(conn, chunk)?;
+            let missing = chunk.iter().zip(stored.into_iter().map(Some).chain(std::iter::repeat(None)));
+            let first = missing.into_iter().find(|(height, stored)| *stored != Some(*height));
+            return Err(StoreError::hole(first.map_or(chunk.start(), |(height, _)| height)));
+        }
+    }
+    Ok(())
 }
 
 /// The heights in `range` whose blocks have a log.

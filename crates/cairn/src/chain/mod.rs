@@ -48,14 +48,6 @@ impl Chain {
         }
     }
 
-    /// The chain with this id, for people.
-    pub fn name_of(id: ChainId) -> String {
-        match Chain::of(id) {
-            Chain::Evm => id.to_string(),
-            Chain::Flow(network) => network.chain_id().to_owned(),
-        }
-    }
-
     /// The kind, for people.
     pub fn name(self) -> &'static str {
         match self {
@@ -180,9 +172,8 @@ fn check(config: &Config, id: ChainId) -> anyhow::Result<()> {
     }
     let place = config.archive_place();
     bail!(
-        "the archive in {place} holds chain {}, and the configuration is for {}; use another data directory or database, or correct chain.kind and \
+        "the archive in {place} holds chain {id}, and the configuration is for {}; use another data directory or database, or correct chain.kind and \
          chain.network and the nodes",
-        Chain::name_of(id),
         chain.name()
     )
 }

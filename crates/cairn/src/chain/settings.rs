@@ -1,12 +1,15 @@
 //! The settings of `[chain]`: which kind of chain, its nodes, and what is believed of them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use cairn_core::{BlockId, ChainId};
 use cairn_evm::{ChainProfile, Checks};
 use cairn_flow::Network;
-use cairn_source::evm::rpc::FinalityPolicy;
+use cairn_source::evm::rpc::config::is_at;
+use cairn_source::evm::rpc::{ErrorRule, FinalityPolicy, RpcConfig, RpcLimits, header_map};
 use cairn_source::flow::{FlowConfig, NodeConfig};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
@@ -68,7 +71,7 @@ impl From<FlowNetwork> for Network {
 }
 
 /// The chain and its nodes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChainConfig {
     /// The kind; none: what the nodes that are given, or the archive, say; else EVM.
@@ -83,6 +86,9 @@ pub struct ChainConfig {
     /// A geth-style genesis.json.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub genesis: Option<PathBuf>,
+    /// How many nodes must have a fork's first block before stored blocks are rolled back for it; none: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_quorum: Option<usize>,
     /// `tag`, `depth:N` or `both:N`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finality: Option<String>,
@@ -92,6 +98,19 @@ pub struct ChainConfig {
     pub extra_receipts: bool,
     /// Archive call traces.
     pub traces: bool,
+    /// Headers of every request to an EVM node. Values are secrets.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// The same for single nodes, by `HOST:PORT` or `HOST`; they win over those of all.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers_of: BTreeMap<String, BTreeMap<String, String>>,
+    /// What errors of EVM nodes mean, before the built-in rules.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub error_rules: Vec<ErrorRule>,
+    /// The most calls in one JSON-RPC batch; 1: no batches.
+    pub batch_max: usize,
+    /// Limits of EVM nodes.
+    pub limits: RpcLimits,
     /// The network of Flow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<FlowNetwork>,
@@ -100,6 +119,31 @@ pub struct ChainConfig {
     pub access: Vec<AccessNode>,
     /// Limits of Flow's access nodes.
     pub flow: FlowSettings,
+}
+
+impl Default for ChainConfig {
+    fn default() -> Self {
+        let limits = RpcLimits::default();
+        ChainConfig {
+            kind: None,
+            rpc: Vec::new(),
+            chain_id: None,
+            genesis: None,
+            finality: None,
+            head_quorum: None,
+            relax: Vec::new(),
+            extra_receipts: false,
+            traces: false,
+            headers: BTreeMap::new(),
+            headers_of: BTreeMap::new(),
+            error_rules: Vec::new(),
+            batch_max: limits.max_batch_items,
+            limits,
+            network: None,
+            access: Vec::new(),
+            flow: FlowSettings::default(),
+        }
+    }
 }
 
 /// One access node.
@@ -155,6 +199,14 @@ impl AccessNode {
     }
 }
 
+/// A root and the id of the block below it, as settings have them.
+fn accepted_root(text: &str) -> anyhow::Result<(u64, BlockId)> {
+    let parsed = text.split_once(':').and_then(|(height, id)| Some((height.parse().ok()?, id.parse().ok()?)));
+    parsed.with_context(|| {
+        format!("chain.flow.accepted_roots `{text}`: expected HEIGHT:ID, the root's height and the id of the block below it")
+    })
+}
+
 /// Limits that hold for every access node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -168,6 +220,9 @@ pub struct FlowSettings {
     /// Ask for each block's execution result: one more request a block. None: on real networks; a flow-emulator gives none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub execution_results: Option<bool>,
+    /// Roots of sporks that don't link and are accepted all the same: `HEIGHT:ID`, the root's height and the id of the block below it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub accepted_roots: Vec<String>,
 }
 
 impl Default for FlowSettings {
@@ -177,6 +232,7 @@ impl Default for FlowSettings {
             request_timeout_ms: 30_000,
             requests_in_flight: 32,
             execution_results: None,
+            accepted_roots: Vec::new(),
         }
     }
 }
@@ -269,11 +325,9 @@ impl ChainConfig {
 
     /// Checks all that can be checked without the nodes. Settings that are for another kind of chain are refused by name.
     pub fn check(&self) -> anyhow::Result<()> {
-        for url in &self.rpc {
-            let parsed =
-                Url::parse(url).map_err(|error| anyhow::anyhow!("--rpc {}: {error}", hide_url(url)))?;
-            if !matches!(parsed.scheme(), "http" | "https" | "ws" | "wss") {
-                bail!("--rpc {}: expected http, https, ws or wss", hide_url(url));
+        for url in self.urls()? {
+            if !matches!(url.scheme(), "http" | "https" | "ws" | "wss") {
+                bail!("--rpc {}: expected http, https, ws or wss", hide_url(url.as_str()));
             }
         }
         match self.is_flow() {
@@ -291,7 +345,66 @@ impl ChainConfig {
         refuse(&foreign, "Flow", "an EVM chain; set chain.kind = \"flow\", or leave it out")?;
         self.finality()?;
         self.profile()?;
-        Ok(())
+        if self.batch_max == 0 {
+            bail!("chain.batch_max must be at least 1, which turns batches off");
+        }
+        self.limits.check().map_err(|error| anyhow::anyhow!("chain.limits.{error}"))?;
+        for (place, headers) in [("chain.headers".to_owned(), &self.headers)].into_iter().chain(
+            self.headers_of.iter().map(|(place, headers)| (format!("chain.headers_of.\"{place}\""), headers)),
+        ) {
+            header_map(&pairs(headers)).with_context(|| place.clone())?;
+        }
+        let urls = self.urls()?;
+        if let Some(place) = self.headers_of.keys().find(|place| !urls.iter().any(|url| is_at(place, url))) {
+            bail!(
+                "chain.headers_of.\"{place}\": no node of chain.rpc is there; expected the HOST or HOST:PORT of one"
+            );
+        }
+        let says_nothing =
+            |rule: &ErrorRule| rule.http_status.is_none() && rule.code.is_none() && rule.contains.is_none();
+        if self.error_rules.iter().any(says_nothing) {
+            bail!(
+                "chain.error_rules: a rule needs http_status, code or contains, or it would hold for every error"
+            );
+        }
+        self.check_head_quorum()
+    }
+
+    /// WebSockets only tell of new heads, and one URL is one node.
+    fn check_head_quorum(&self) -> anyhow::Result<()> {
+        let urls = self.rpc.iter().filter_map(|url| Url::parse(url).ok());
+        let nodes: BTreeSet<Url> = urls.filter(|url| matches!(url.scheme(), "http" | "https")).collect();
+        match self.head_quorum {
+            Some(0) => bail!("chain.head_quorum must be at least 1"),
+            Some(quorum) if quorum > nodes.len() && !nodes.is_empty() => bail!(
+                "chain.head_quorum = {quorum}, and chain.rpc (--rpc) has {} http or https nodes; add nodes or lower it",
+                nodes.len()
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn urls(&self) -> anyhow::Result<Vec<Url>> {
+        let parse = |url: &String| {
+            Url::parse(url).map_err(|error| anyhow::anyhow!("--rpc {}: {error}", hide_url(url)))
+        };
+        self.rpc.iter().map(parse).collect()
+    }
+
+    /// The nodes of an EVM chain, and how they are asked.
+    pub fn rpc_source(&self) -> anyhow::Result<RpcConfig> {
+        let mut source = RpcConfig::new(self.urls()?);
+        source.expected_chain = self.chain_id.map(ChainId);
+        source.finality = self.finality()?;
+        source.profile = self.profile()?;
+        source.traces = self.traces;
+        source.headers = pairs(&self.headers);
+        source.headers_of =
+            self.headers_of.iter().map(|(place, headers)| (place.clone(), pairs(headers))).collect();
+        source.error_rules = self.error_rules.clone();
+        source.limits = RpcLimits { max_batch_items: self.batch_max, ..self.limits.clone() };
+        source.seed = rand::random();
+        Ok(source)
     }
 
     fn check_flow(&self) -> anyhow::Result<()> {
@@ -299,10 +412,16 @@ impl ChainConfig {
             (!self.rpc.is_empty(), "chain.rpc (--rpc)"),
             (self.chain_id.is_some(), "chain.chain_id (--chain-id)"),
             (self.genesis.is_some(), "chain.genesis (--genesis)"),
+            (self.head_quorum.is_some(), "chain.head_quorum"),
             (self.finality.is_some(), "chain.finality (--finality)"),
             (!self.relax.is_empty(), "chain.relax (--relax)"),
             (self.extra_receipts, "chain.extra_receipts (--extra-receipts)"),
             (self.traces, "chain.traces (--traces)"),
+            (!self.headers.is_empty(), "chain.headers"),
+            (!self.headers_of.is_empty(), "chain.headers_of"),
+            (!self.error_rules.is_empty(), "chain.error_rules"),
+            (self.batch_max != ChainConfig::default().batch_max, "chain.batch_max"),
+            (self.limits != RpcLimits::default(), "chain.limits"),
         ];
         refuse(&foreign, "EVM chains", "Flow")?;
         for node in &self.access {
@@ -324,6 +443,7 @@ impl ChainConfig {
         if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
             bail!("{name} must be at least 1");
         }
+        self.flow.accepted_roots.iter().try_for_each(|root| accepted_root(root).map(drop))?;
         Ok(())
     }
 
@@ -347,7 +467,14 @@ impl ChainConfig {
         source.requests_in_flight = self.flow.requests_in_flight;
         source.execution_results = self.flow.execution_results.unwrap_or(network != Network::Emulator);
         source.finality_heights = max_reorg_depth;
+        source.accepted_roots =
+            self.flow.accepted_roots.iter().map(|root| accepted_root(root)).collect::<anyhow::Result<_>>()?;
         Ok(source)
+    }
+
+    /// How many nodes must have a fork's first block.
+    pub fn head_quorum(&self) -> usize {
+        self.head_quorum.unwrap_or(1)
     }
 
     /// The finality policy of an EVM chain.
@@ -388,6 +515,11 @@ impl ChainConfig {
     /// The same, fit to be shown.
     pub fn without_secrets(mut self) -> ChainConfig {
         self.rpc = self.rpc.iter().map(|url| hide_url(url)).collect();
+        for value in
+            self.headers.values_mut().chain(self.headers_of.values_mut().flat_map(BTreeMap::values_mut))
+        {
+            *value = "(hidden)".into();
+        }
         for node in &mut self.access {
             node.url = match node.parsed() {
                 Ok(url) => hide_url(url.as_str()),
@@ -396,6 +528,11 @@ impl ChainConfig {
         }
         self
     }
+}
+
+/// Names and values of headers.
+fn pairs(headers: &BTreeMap<String, String>) -> Vec<(String, String)> {
+    headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// Refuses settings that are for another kind of chain.
@@ -409,6 +546,70 @@ pub fn refuse(foreign: &[(bool, &str)], theirs: &str, ours: &str) -> anyhow::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn evm(toml: &str) -> ChainConfig {
+        toml::from_str(&format!("rpc = ['https://a.example/v2/K', 'http://b.example:8545']\n{toml}"))
+            .expect("TOML")
+    }
+
+    #[test]
+    fn settings_of_the_nodes_reach_the_source() {
+        let config = evm("batch_max = 1\nheaders = { authorization = 'Bearer s3cret', x = 'y' }\n\
+             headers_of = { 'b.example:8545' = { Authorization = 'Bearer 0ther' } }\n\
+             error_rules = [{ http_status = 403, contains = 'plan', class = 'rate-limited' }]\n\
+             limits = { max_in_flight = 2 }");
+        config.check().expect("can be used");
+        let source = config.rpc_source().expect("can be used");
+        assert_eq!((source.limits.max_batch_items, source.limits.max_in_flight), (1, 2));
+        assert_eq!(source.error_rules.len(), 1);
+        let headers = |at: usize| source.headers_for(&source.endpoints[at]);
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(headers(0), [pair("authorization", "Bearer s3cret"), pair("x", "y")]);
+        assert_eq!(headers(1), [pair("x", "y"), pair("Authorization", "Bearer 0ther")]);
+        let shown = toml::to_string(&config.without_secrets()).expect("TOML");
+        assert!(
+            shown.contains("(hidden)") && !shown.contains("s3cret") && !shown.contains("0ther"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn settings_that_no_node_can_be_asked_with_are_refused() {
+        for (toml, part) in [
+            ("batch_max = 0", "chain.batch_max"),
+            ("limits = { max_in_flight = 0 }", "chain.limits.max_in_flight"),
+            ("limits = { backoff_max_ms = 1 }", "chain.limits.backoff_max_ms"),
+            ("headers = { 'a b' = 'c' }", "chain.headers"),
+            ("headers = { a = \"s3cret\\n\" }", "chain.headers"),
+            ("headers_of = { 'c.example' = { a = 'b' } }", "c.example"),
+            ("error_rules = [{ class = 'transient' }]", "chain.error_rules"),
+        ] {
+            let error = format!("{:#}", evm(toml).check().expect_err(toml));
+            assert!(error.contains(part) && !error.contains("s3cret"), "{error}");
+        }
+        let flow = "network = 'mainnet'\nbatch_max = 3";
+        let error = toml::from_str::<ChainConfig>(flow).expect("TOML").check().expect_err("is not Flow's");
+        assert!(error.to_string().contains("chain.batch_max"), "{error}");
+    }
+
+    #[test]
+    fn a_head_quorum_needs_so_many_nodes_that_are_asked_for_blocks() {
+        let check = |quorum, urls: &[&str]| {
+            let rpc = urls.iter().map(|url| (*url).to_owned()).collect();
+            ChainConfig { head_quorum: Some(quorum), rpc, ..ChainConfig::default() }.check()
+        };
+        let [a, b, socket] = ["http://a:1", "https://b", "ws://a:1"];
+        check(2, &[a, b]).expect("two nodes");
+        check(2, &[]).expect("an archive that is only served");
+        for urls in [&[a][..], &[a, socket], &[a, a, "http://a:1/"]] {
+            let words = check(2, urls).expect_err("one node").to_string();
+            assert!(words.contains("chain.head_quorum = 2") && words.contains("has 1"), "{words}");
+        }
+        assert!(check(0, &[a]).is_err());
+        let network = Some(FlowNetwork::Mainnet);
+        let flow = ChainConfig { head_quorum: Some(2), network, ..ChainConfig::default() };
+        assert!(flow.check().expect_err("a setting of EVM chains").to_string().contains("chain.head_quorum"));
+    }
 
     #[test]
     fn a_flow_emulator_is_not_asked_for_execution_results_unless_it_is_said() {

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::ImportArgs;
 use crate::config::{self, Overrides};
+use crate::output::print;
 use crate::stores::{self, Access};
 use crate::{progress, service, wiring};
 
@@ -62,11 +63,11 @@ pub async fn import(file: Option<&Path>, args: &ImportArgs) -> anyhow::Result<()
     finished?;
     let status = board.get();
     let tip = status.tip.map_or("nothing".into(), |tip| tip.to_string());
-    println!(
-        "imported {} blocks with {} transactions of chain {chain_id}; the archive in {} ends at {tip}",
+    print(&format!(
+        "imported {} blocks with {} transactions of chain {chain_id}; the archive in {} ends at {tip}\n",
         status.blocks,
         status.transactions,
         config.data_dir.display()
-    );
+    ))?;
     Ok(())
 }

@@ -174,7 +174,11 @@ impl Line {
             done_to: lease.done_to,
             attempt: lease.attempt,
             owner: lease.owner.clone(),
-            last_error: lease.last_error.clone(),
+            // An archive of before keeps the errors of what is done.
+            last_error: match lease.status {
+                LeaseStatus::Completed => String::new(),
+                _ => lease.last_error.clone(),
+            },
         }
     }
 

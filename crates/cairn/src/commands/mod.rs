@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub mod backup;
 pub mod config;
 pub mod demo;
 pub mod errors;

@@ -395,7 +395,7 @@ struct Worker {
 /// The chain's workers, without mappers that the configuration disables. Those that ask a node count whether this command is told of one or not: others do the work.
 fn workers(config: &Config) -> anyhow::Result<Vec<Worker>> {
     let mut workers: Vec<Worker> = Vec::new();
-    for processor in derive::processors(config, derive::Asked::default())? {
+    for processor in derive::processors(config, derive::Asked::default(), None)? {
         let kind = match processor {
             Processor::Mapper(_) => Kind::Mapper,
             Processor::Folder(_) => Kind::Folder,
@@ -484,7 +484,7 @@ pub async fn clear_all(app: &dyn AppStore, stay: &Stay) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-#[path = "../../../backends/tests/support/pg.rs"]
+#[path = "../../../backends/tests/backends/support/pg.rs"]
 pub(crate) mod pg;
 
 #[cfg(test)]

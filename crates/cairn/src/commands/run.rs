@@ -4,17 +4,18 @@ use std::path::Path;
 
 use anyhow::bail;
 
-use crate::chain::Chain;
 use crate::cli::{Role, RunArgs};
 use crate::config::{self, Overrides};
-use crate::service::{self, Job, Served};
+use crate::output::say;
+use crate::servers::Served;
+use crate::service::{self, Job};
 use crate::wiring;
 
 /// Connects, checks the chain, ingests and serves.
 pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     let overrides =
         Overrides::default().data(&args.data).chain(&args.chain).ingest(&args.ingest).listen(&args.listen);
-    let config = config::load_for_archive(file, &overrides).await?;
+    let config = config::load_to_stay(file, &overrides).await?;
     if args.role != Role::All && (config.raw.url.is_none() || config.app.url.is_none()) {
         bail!(
             "--role needs both databases on PostgreSQL (DB_RAW_URL, DB_APP_URL): SQLite belongs to one process; \
@@ -26,12 +27,12 @@ pub async fn run(file: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
         Role::Api => return service::serve(&config).await,
         Role::All | Role::Ingest => {}
     }
-    let nodes = wiring::connect(&config).await?;
+    let nodes = wiring::connect_waiting(&config).await?;
     let chain_config = wiring::chain_config(config.chain.genesis.as_deref(), nodes.chain_id)?;
-    let (chain, from) = (Chain::name_of(nodes.chain_id), config.chain.shown_nodes());
+    let (chain, from) = (nodes.chain_id.to_string(), config.chain.shown_nodes());
     let into = config.archive_place();
     let announce =
-        move |served: &Served| eprintln!("archiving chain {chain} from {from} into {into}\n{served}");
+        move |served: &Served| say(format_args!("archiving chain {chain} from {from} into {into}\n{served}"));
     let job = Job {
         source: nodes.source,
         first_height: nodes.first_height,

@@ -9,6 +9,6 @@ use crate::service;
 /// Serves until it is told to stop.
 pub async fn serve(file: Option<&Path>, args: &ServeArgs) -> anyhow::Result<()> {
     let config =
-        config::load_for_archive(file, &Overrides::default().data(&args.data).listen(&args.listen)).await?;
+        config::load_to_stay(file, &Overrides::default().data(&args.data).listen(&args.listen)).await?;
     service::serve(&config).await
 }

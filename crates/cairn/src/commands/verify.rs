@@ -11,6 +11,7 @@ use cairn_store::RawReader;
 
 use crate::cli::VerifyArgs;
 use crate::config::{self, Overrides};
+use crate::output::print;
 use crate::progress::Bar;
 use crate::stores::{self, Access};
 
@@ -25,7 +26,7 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
     let store: Arc<dyn RawReader> = archive.clone();
     let stored = store.snapshot().await?.head().range();
     if stored.is_empty() {
-        println!("the archive is empty: nothing to verify");
+        print("the archive is empty: nothing to verify\n")?;
         return Ok(());
     }
     let range = match asked {
@@ -43,7 +44,10 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
     .await?;
     bar.finish();
     for finding in &report.findings {
-        println!("height {}: {}", finding.height, finding.problem);
+        print(&format!(
+            "{finding}
+"
+        ))?;
     }
     let mut problems = report.findings.len();
     for step in range.chunks(STEP_HEIGHTS) {
@@ -52,21 +56,24 @@ pub async fn verify(file: Option<&Path>, args: &VerifyArgs) -> anyhow::Result<()
             break;
         }
         for fault in archive.audit_evm_lookups(step, left).await?.iter().take(left) {
-            println!(
-                "height {}: {} lookups of EVM transactions are missing, {} name what its block doesn't have; `cairn repair` makes them what the block says",
+            print(&format!(
+                "height {}: {} lookups of EVM transactions are missing, {} name what its block doesn't have; `cairn repair` makes them what the block says\n",
                 fault.height, fault.missing, fault.strange
-            );
+            ))?;
             problems += 1;
         }
     }
-    println!(
-        "verified {} blocks, {} transactions in {range}: {}",
+    print(&format!(
+        "verified {} blocks, {} transactions in {range}: {}\n",
         report.blocks,
         report.transactions,
         if problems == 0 { "all good".into() } else { format!("{problems} problems") },
-    );
+    ))?;
     if report.relaxed_blocks > 0 {
-        println!("{} of these blocks were stored with a check relaxed or impossible", report.relaxed_blocks);
+        print(&format!(
+            "{} of these blocks were stored with a check relaxed or impossible\n",
+            report.relaxed_blocks
+        ))?;
     }
     if problems == 0 { Ok(()) } else { bail!("{problems} problems found") }
 }

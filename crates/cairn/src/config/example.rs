@@ -79,6 +79,10 @@ fn the_example_has_every_key_and_no_other() {
             "app.partitions",
             "payloads.url",
             "chain.access",
+            "chain.headers",
+            "chain.headers_of",
+            "chain.error_rules",
+            "chain.head_quorum",
             "chain.flow.execution_results",
             "ingest.to",
         ]

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::wiring;
 
 /// The place, and why not where there is none.
+#[derive(Clone)]
 pub enum Fetch {
     /// A node, or whatever else serves the chain; its answers are verified.
     From(Arc<dyn ChainSource>),
@@ -30,8 +31,8 @@ impl Fetch {
         match wiring::connect(config).await {
             Ok(nodes) if nodes.chain_id != chain_id => anyhow::bail!(
                 "the node serves chain {}, the archive holds chain {}",
-                Chain::name_of(nodes.chain_id),
-                Chain::name_of(chain_id)
+                nodes.chain_id,
+                chain_id
             ),
             Ok(nodes) => Ok(Fetch::From(nodes.source)),
             Err(error) => Ok(Fetch::Nowhere(format!("{error:#}"))),

@@ -13,6 +13,7 @@
 pub mod derived;
 pub mod evm_gaps;
 pub mod fetch;
+mod lacks;
 pub mod lines;
 pub mod nightly;
 pub mod raw;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cairn_core::{Height, HeightRange};
 use cairn_store::RawReader;
-use rand::Rng;
+use rand::RngExt;
 use tokio_util::sync::CancellationToken;
 
 use super::derived::{ASK_AFTER, Derived};
@@ -18,11 +18,13 @@ use super::{Outcome, Report};
 use crate::config::Config;
 use crate::derive;
 use crate::stores::{AppStore, LateApp, RawStore};
+use crate::supervise::supervise;
 
 /// The part of the interval after which the first repair comes.
 const FIRST_AFTER: u32 = 24;
 
 /// What is repaired.
+#[derive(Clone)]
 pub struct Nightly {
     /// The raw store.
     pub raw: Arc<dyn RawStore>,
@@ -35,8 +37,17 @@ pub struct Nightly {
     pub app: Option<Arc<LateApp>>,
 }
 
+/// Starts repairs at intervals beside everything else.
+pub fn start(config: &Config, nightly: Nightly, stop: &CancellationToken) {
+    let config = config.clone();
+    supervise("repair", stop.clone(), {
+        let stop = stop.clone();
+        move || run(config.clone(), nightly.clone(), stop.clone())
+    });
+}
+
 /// Repairs at intervals until told to stop. What goes wrong is logged and counted, and touches nothing else.
-pub async fn run(config: Config, nightly: Nightly, stop: CancellationToken) {
+async fn run(config: Config, nightly: Nightly, stop: CancellationToken) {
     if config.repair.every_s == 0 {
         return;
     }
@@ -112,7 +123,8 @@ async fn compared(
     refold: bool,
 ) -> anyhow::Result<Report> {
     let catalog = derive::catalog(config)?;
-    let processors = derive::processors(config, derive::Asked::default())?;
+    let chain_id = raw.snapshot().await?.head().info.chain_id;
+    let processors = derive::processors(config, derive::Asked::default(), Some(chain_id))?;
     let (catalog, processors) = (&catalog, &processors[..]);
     let derived = Derived { raw, app, catalog, processors, config, refold, ask_after: ASK_AFTER };
     let mut report = derived.repair(range).await;

@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
-use cairn_core::{ErrorKind, Height, HeightRange, Parts};
+use cairn_core::{ErrorKind, Height, HeightRange, Parts, RawBlock};
 use cairn_pipeline::audit::{AuditReport, Subject, audit};
 use cairn_store::{RawReader, StoreError};
 
 use super::fetch::Fetch;
-use super::{Report, ranges_of};
+use super::{Report, lacks, ranges_of};
 use crate::chain::Chain;
 use crate::stores::{RawStore, RepairedLookups};
 
@@ -78,11 +78,12 @@ pub async fn repair(
     report.blocks += audited.blocks;
     let mut index: Vec<HeightRange> = Vec::new();
     for finding in &audited.findings {
-        report.name(format!("height {}: {}", finding.height, finding.problem));
+        report.name(finding.to_string());
         match finding.subject {
             Subject::Block => {
                 blocks.insert(finding.height);
             }
+            Subject::Missing(heights) => blocks.extend(heights.iter()),
             Subject::Index(heights) => index.push(heights),
         }
     }
@@ -104,6 +105,7 @@ pub async fn repair(
         JOIN_HEIGHTS,
     );
     settle(store, &reader, chain, &again, &failed, &mut report).await?;
+    lacks::ask_again(store, &reader, chain, fetch, full, &failed, &mut report).await?;
     Ok(report)
 }
 
@@ -125,7 +127,7 @@ pub(super) async fn settle(
         .iter()
         .filter_map(|finding| match finding.subject {
             Subject::Index(heights) => Some(heights),
-            Subject::Block => None,
+            Subject::Block | Subject::Missing(_) => None,
         })
         .collect();
     let damaged = wrong.len() as u64;
@@ -139,11 +141,11 @@ pub(super) async fn settle(
         for part in again {
             left.extend(look(reader, chain, *part, &mut |_| {}).await?.findings);
         }
-        let still = left.iter().filter(|finding| finding.subject != Subject::Block).count() as u64;
+        let still = left.iter().filter(|finding| matches!(finding.subject, Subject::Index(_))).count() as u64;
         report.index_mended += damaged.saturating_sub(still);
     }
     for finding in left.iter().filter(|finding| !failed.contains(&finding.height)) {
-        report.unmended.push(format!("height {}: {}", finding.height, finding.problem));
+        report.unmended.push(finding.to_string());
     }
     Ok(())
 }
@@ -241,10 +243,15 @@ async fn look(
 }
 
 async fn fetch_again(store: &Arc<dyn RawStore>, fetch: &Fetch, height: Height) -> anyhow::Result<()> {
+    let block = fetch_block(fetch, height).await?;
+    store.repair_block(block).await.context("the node's block can't take its place")
+}
+
+/// The block at `height` as the node has it.
+pub(super) async fn fetch_block(fetch: &Fetch, height: Height) -> anyhow::Result<RawBlock> {
     let source = fetch.source()?;
     let blocks = source.blocks(HeightRange::one(height)).await.context("can't be fetched")?;
-    let block = blocks.into_iter().next().context("the node doesn't have it")?;
-    store.repair_block(block).await.context("the node's block can't take its place")
+    blocks.into_iter().next().context("the node doesn't have it")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cairn_flow_node::{AccessClient, Key};
 use tokio::process::Command;
 
@@ -30,6 +30,8 @@ impl Emulator {
         command.args(["start", "--host", "127.0.0.1", "--log-format", "JSON"]);
         command.args(["--port", &port.to_string(), "--rest-port", &rest.to_string()]);
         command.args(["--admin-port", &admin.to_string(), "--debugger-port", &debugger.to_string()]);
+        // In memory all is lost with the one connection to its database, which a caller who goes away ends.
+        command.arg("--persist").arg("--dbpath").arg(folder.join("flowdb"));
         // The bridge would be set up by transactions of the EVM in the first block, of which the node gives no transaction.
         command.args(["--setup-vm-bridge=false"]);
         command.args(["--contracts", "--transaction-fees", "--service-priv-key", &service.secret_hex()]);
@@ -52,14 +54,18 @@ impl Emulator {
 
     /// Takes back every block above this height.
     pub async fn roll_back(&self, height: u64) -> Result<()> {
-        let request = self.http.post(format!("{}/rollback", self.admin));
-        let request = request.header("content-type", "application/x-www-form-urlencoded");
-        let answer = request.body(format!("height={height}")).send().await?;
-        ensure!(
-            answer.status().is_success(),
-            "flow-emulator doesn't go back to {height}: {}",
-            answer.status()
-        );
+        // Its tables are locked while it answers somebody.
+        let asked = wait_until("flow-emulator goes back", START, || async {
+            let request = self.http.post(format!("{}/rollback", self.admin));
+            let request = request.header("content-type", "application/x-www-form-urlencoded");
+            let answer = request.body(format!("height={height}")).send().await?;
+            let status = answer.status();
+            if status.is_success() || self.client.latest().await?.height == height {
+                return Ok(None);
+            }
+            bail!("to {height}: {status}: {}", answer.text().await?)
+        });
+        asked.await?;
         let head = self.client.latest().await?.height;
         ensure!(head == height, "flow-emulator went back to {head} instead of {height}");
         Ok(())

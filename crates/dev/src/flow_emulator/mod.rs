@@ -24,7 +24,7 @@ use anyhow::{Result, bail, ensure};
 use cairn_flow_node::Key;
 use clap::Args;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::args::{KeepArgs, ServerArgs};
 use crate::flow_archive::Archive;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cairn_flow::{FlowAddress, Network};
 use cairn_flow_node::cdc::{self, Cdc};
 use cairn_flow_node::{Key, Signer};
-use rand::Rng;
+use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use super::cadence::{self, Places};

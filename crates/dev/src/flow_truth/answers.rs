@@ -11,7 +11,7 @@ use cairn_explorer::tables::contracts::{CONTRACT_CODE, CONTRACT_CODE_HASHES};
 use cairn_explorer::tables::flow::contracts::CONTRACT_VERSION_CODE;
 use cairn_explorer::tables::flow::nfts::NFT_ASKS;
 use cairn_explorer::tables::metadata::{
-    NFT_COLLECTIONS, NFT_METADATA, SEARCH_INDEX, TOKEN_CONTRACTS, TOKENS,
+    NFT_COLLECTIONS, NFT_METADATA, NFT_URI_BYTES, SEARCH_INDEX, TOKEN_ANSWER_BYTES, TOKEN_CONTRACTS, TOKENS,
 };
 use cairn_flow::FlowAddress;
 use cairn_flow_node::deeds::{ContractChange, Deed};
@@ -19,6 +19,7 @@ use cairn_flow_node::ledger::{Code, ContractId};
 use cairn_flow_node::scripts;
 use cairn_store::derived::TableDef;
 
+use super::evm_tokens;
 use super::ledger::{Truth, account, contract, is_transfer};
 use super::rows::{Cell, Expected, GIVEN, Row, Tables, bytes, number, text};
 
@@ -117,15 +118,37 @@ fn status(is_known: bool) -> Cell {
     text(if is_known { "ok" } else { "silent" })
 }
 
+/// The keys of contracts of accounts, and of those of the EVM: of tokens or of collections.
+fn keys(truth: &Truth<'_>, is_item: bool) -> Result<Vec<Vec<Cell>>> {
+    let of_accounts = if is_item { collections_of(truth) } else { tokens_of(truth) };
+    let of_accounts = of_accounts.into_iter().map(|of| contract(of).to_vec());
+    let of_evm = evm_tokens::contracts(truth, is_item)?;
+    Ok(of_accounts.chain(of_evm.into_iter().map(|of| vec![bytes(of), text("")])).collect())
+}
+
+/// Whether a row is of a contract of the EVM: those have no name.
+fn is_of_evm(row: &Row<'_>) -> Result<bool> {
+    Ok(row.said("contract_name")?.is_empty())
+}
+
+/// The name and symbol of a row's contract of the EVM.
+fn evm_names(truth: &Truth<'_>, row: &Row<'_>) -> Result<(String, String)> {
+    let contract = row.said("contract_address")?;
+    truth.names.evm(&contract).with_context(|| format!("tokens: nobody knows the name of 0x{contract}"))
+}
+
 /// `token_contracts`: who was asked.
 pub fn asked(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
-    let key = |of: &ContractId, family: &str| {
-        let [address, name] = contract(of);
-        vec![address, name, text(family)]
+    let of_family = |is_item: bool, family: &str| -> Result<Vec<Vec<Cell>>> {
+        let keys = keys(truth, is_item)?.into_iter();
+        Ok(keys.map(|key| key.into_iter().chain([text(family)]).collect()).collect())
     };
-    let tokens = tokens_of(truth).into_iter().map(|of| key(of, "ft"));
-    let wanted = tokens.chain(collections_of(truth).into_iter().map(|of| key(of, "nft"))).collect();
+    let wanted = of_family(false, "ft")?.into_iter().chain(of_family(true, "nft")?).collect();
     answers(truth, found, &TOKEN_CONTRACTS, wanted, |row, height| {
+        if is_of_evm(row)? {
+            let is_token = row.said("family")? == "ft";
+            return Ok(vec![text(if is_token { "ok" } else { "partial" }), None]);
+        }
         let of = contract_of(row, "contract_address")?;
         let is_known = match row.said("family")?.as_str() {
             "ft" => truth.ledger.supplies.at(&of, height).is_some(),
@@ -137,8 +160,13 @@ pub fn asked(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
 
 /// `tokens`: what they say of themselves, and how many there were.
 pub fn tokens(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
-    let wanted = tokens_of(truth).into_iter().map(|of| contract(of).to_vec()).collect();
+    let wanted = keys(truth, false)?.into_iter().collect();
     answers(truth, found, &TOKENS, wanted, |row, height| {
+        if is_of_evm(row)? {
+            let (name, symbol) = evm_names(truth, row)?;
+            let number = number(scripts::EVM_DECIMALS);
+            return Ok(vec![text(name), text(symbol), number.clone(), number, text("ok")]);
+        }
         let of = contract_of(row, "contract_address")?;
         let supply = truth.ledger.supplies.at(&of, height);
         let (name, symbol) = supply.map(|_| truth.token_names(&of)).transpose()?.unzip();
@@ -148,8 +176,12 @@ pub fn tokens(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
 
 /// `nft_collections`.
 pub fn collections(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
-    let wanted = collections_of(truth).into_iter().map(|of| contract(of).to_vec()).collect();
+    let wanted = keys(truth, true)?.into_iter().collect();
     answers(truth, found, &NFT_COLLECTIONS, wanted, |row, height| {
+        if is_of_evm(row)? {
+            let (name, symbol) = evm_names(truth, row)?;
+            return Ok(vec![text(name), text(symbol), None, text("partial")]);
+        }
         let of = contract_of(row, "contract_address")?;
         let is_known = has_items(truth, &of, height);
         let said = |cell: Cell| cell.filter(|_| is_known);
@@ -170,25 +202,28 @@ pub fn words(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let tables = [(&TOKENS, "token"), (&NFT_COLLECTIONS, "collection")];
     for (table, kind) in tables {
         for row in found.rows(table)?.iter().filter(|row| row.cell("name").is_ok_and(|name| name.is_some())) {
-            let of = contract_of(&row, "contract_address")?;
             let symbol = row.cell("symbol")?;
             for term in terms(&row.said("name")?, symbol.as_deref()) {
-                let [address, name] = contract(&of);
+                let (address, name) = (row.cell("contract_address")?, row.cell("contract_name")?);
                 wanted.insert(vec![text(term), text(kind), address, name]);
             }
         }
     }
     answers(truth, found, &SEARCH_INDEX, wanted, |row, _| {
-        let of = contract_of(row, "contract_address")?;
         let (name, symbol) = match row.said("kind")?.as_str() {
-            "token" => {
-                let (name, symbol) = truth.token_names(&of)?;
+            _ if is_of_evm(row)? => {
+                let (name, symbol) = evm_names(truth, row)?;
                 (name, text(symbol))
             }
-            _ => (truth.collection_name(&of)?, None),
+            "token" => {
+                let (name, symbol) = truth.token_names(&contract_of(row, "contract_address")?)?;
+                (name, text(symbol))
+            }
+            _ => (truth.collection_name(&contract_of(row, "contract_address")?)?, None),
         };
-        let is_term = terms(&name, symbol.as_deref()).contains(&row.said("term")?);
-        ensure!(is_term, "search_index: {of} is not found by {:?}", row.said("term")?);
+        let term = row.said("term")?;
+        let is_term = terms(&name, symbol.as_deref()).contains(&term);
+        ensure!(is_term, "search_index: {name} is not found by {term:?}");
         Ok(vec![text(name), symbol])
     })
 }
@@ -204,7 +239,12 @@ pub fn asks(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         let [address, name] = contract(&moved.collection);
         vec![address, name, number(moved.id), account(to)]
     });
-    answers(truth, found, &NFT_ASKS, wanted.collect(), |row, height| {
+    let of_evm = evm_tokens::asked_items(truth)?.into_iter();
+    let of_evm = of_evm.map(|(of, id)| vec![bytes(of), text(""), number(id), bytes([])]);
+    answers(truth, found, &NFT_ASKS, wanted.chain(of_evm).collect(), |row, height| {
+        if is_of_evm(row)? {
+            return Ok(vec![text("silent"), None]);
+        }
         let owner: FlowAddress = row.said("owner_address")?.parse().context("no account's address")?;
         let item = truth.ledger.items.at(&item_of(row)?, height);
         let is_held = item.is_some_and(|item| item.owner == Some(owner));
@@ -215,14 +255,28 @@ pub fn asks(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
 /// `nft_metadata`: where the picture is of every item that somebody had who was asked, by the newest answer.
 pub fn pictures(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     let newest = newest(found, &NFT_ASKS, 3, |row| Ok(row.said("status")? == "ok"))?;
-    let wanted = newest.keys().cloned().collect();
-    answers(truth, found, &NFT_METADATA, wanted, |row, height| {
+    let of_evm = evm_tokens::asked_items(truth)?.into_iter();
+    let of_evm = of_evm.map(|(of, id)| vec![bytes(of), text(""), number(id)]);
+    answers(truth, found, &NFT_METADATA, newest.keys().cloned().chain(of_evm).collect(), |row, height| {
+        if is_of_evm(row)? {
+            return Ok(vec![None, text("silent"), None]);
+        }
         demand_newest(&newest, row, &NFT_METADATA, height)?;
         let (of, id) = item_of(row)?;
         let owned = truth.ledger.items.at(&(of.clone(), id), height).and_then(|item| item.owner);
         ensure!(owned.is_some(), "nft_metadata: nobody had item {id} of {of} at {height}");
         Ok(vec![text(truth.picture(&of, id)?), text("ok"), None])
     })
+}
+
+/// `token_answer_bytes`: none, since every name is shown as it is said.
+pub fn altered_names(_: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    Expected::of(&TOKEN_ANSWER_BYTES)
+}
+
+/// `nft_uri_bytes`: none, likewise.
+pub fn altered_pictures(_: &Truth<'_>, _: &Tables) -> Result<Expected> {
+    Expected::of(&NFT_URI_BYTES)
 }
 
 fn code_at<'l>(truth: &Truth<'l>, of: &ContractId, height: u64) -> Option<&'l Code> {

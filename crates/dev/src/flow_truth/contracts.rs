@@ -8,6 +8,7 @@ use cairn_explorer::tables::flow::contracts::{ACCOUNT_CONTRACTS, CONTRACT_VERSIO
 use cairn_flow_node::deeds::{ContractChange, Deed};
 use cairn_flow_node::ledger::ContractId;
 
+use super::evm_tokens;
 use super::ledger::{Truth, TxAt, account, contract};
 use super::rows::{Cell, Expected, Rows, Tables, boolean, bytes, number, text};
 use super::tokens::Span;
@@ -64,6 +65,7 @@ pub fn creations(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     }
     let mut expected = Expected::of(&SMART_CONTRACTS)?;
     rows.into_values().try_for_each(|row| expected.add(row))?;
+    evm_tokens::creations(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 

@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use cairn_explorer::tables::evm::{EVM_LOGS, EVM_TRANSACTIONS};
 use cairn_explorer::tables::flow::evm::{EVM_ABSENCES, EVM_BLOCKS, EVM_CHAIN, EVM_EXECUTIONS, EVM_GAPS};
 use cairn_explorer::tables::flow::evm_splits::{EVM_BLOCK_PARTS, EVM_SPLITS};
-use cairn_flow_node::ledger::{EvmBlock, EvmTx};
+use cairn_flow_node::ledger::EvmBlock;
 use sha2::{Digest, Sha256};
 
+use super::evm_tokens::all;
 use super::ledger::{Truth, TxAt};
 use super::rows::{Cell, Expected, Tables, boolean, bytes, number, text};
 use super::transactions::readable;
@@ -23,18 +24,6 @@ fn inline(data: &[u8]) -> Cell {
 
 fn digest(data: &[u8]) -> Cell {
     bytes(Sha256::digest(data)).filter(|_| data.len() > INLINE_MAX_BYTES)
-}
-
-/// EVM transactions, each with the transaction that ran it, in order.
-fn all<'l>(truth: &Truth<'l>) -> Result<Vec<(&'l EvmTx, TxAt<'l>)>> {
-    let flow: BTreeMap<(u64, usize), TxAt<'l>> =
-        truth.transactions().map(|at| ((at.height, at.index), at)).collect();
-    let evm = truth.ledger.evm_transactions.range(..=truth.height).flat_map(|(_, txs)| txs);
-    evm.map(|evm| {
-        let at = flow.get(&(evm.height, evm.flow_tx_index));
-        Ok((evm, *at.with_context(|| format!("nothing ran the EVM transaction {}", evm.hash))?))
-    })
-    .collect()
 }
 
 /// `evm_transactions`.

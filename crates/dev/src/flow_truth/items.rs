@@ -11,6 +11,7 @@ use cairn_flow::FlowAddress;
 use cairn_flow_node::deeds::{Deed, MoveKind};
 use cairn_flow_node::ledger::ContractId;
 
+use super::evm_tokens;
 use super::ledger::{ItemAt, Truth, account, contract};
 use super::rows::{Cell, Expected, Row, Tables, boolean, number, text};
 use super::tokens::Span;
@@ -28,6 +29,8 @@ pub fn transfers(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         row.extend([boolean(moved.kind == MoveKind::Mint), boolean(moved.kind == MoveKind::Burn)]);
         expected.add(row)?;
     }
+    let of_evm = evm_tokens::moves(truth)?;
+    of_evm.iter().filter(|one| one.is_item()).try_for_each(|one| expected.add(one.row()))?;
     Ok(expected)
 }
 
@@ -127,6 +130,7 @@ pub fn ownership(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         row.extend(history.span.cells());
         expected.add(row)?;
     }
+    evm_tokens::nft_ownership(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
@@ -156,6 +160,7 @@ pub fn holdings(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         row.extend([number(id), account(party), number(u8::from(is_held)), boolean(is_held), number(height)]);
         expected.add(row)?;
     }
+    evm_tokens::nft_holdings(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
@@ -185,6 +190,7 @@ pub fn owners(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         row.extend([account(party), number(count), number(height)]);
         expected.add(row)?;
     }
+    evm_tokens::nft_owners(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
@@ -209,6 +215,7 @@ pub fn stats(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         row.extend(span.cells());
         expected.add(row)?;
     }
+    evm_tokens::nft_stats(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
@@ -222,7 +229,7 @@ pub fn owners_at(found: &Tables, height: u64) -> Result<BTreeMap<[Cell; 3], Cell
         Ok([row.cell("token_contract_address")?, row.cell("contract_name")?, row.cell("token_id")?])
     };
     let mut steps: Vec<(Place, [Cell; 3], Cell)> = Vec::new();
-    for row in found.rows(&NFT_TRANSFERS)?.iter() {
+    for row in found.rows(&NFT_TRANSFERS)?.of_accounts() {
         steps.push((place(&row)?, item_of(&row)?, row.cell("to_address")?));
     }
     let (mut items, mut ends) = (BTreeMap::new(), Vec::new());

@@ -32,6 +32,8 @@ pub trait Names {
     fn collection(&self, collection: &ContractId) -> Option<String>;
     /// Where the picture of an item is.
     fn picture(&self, collection: &ContractId, id: u64) -> Option<String>;
+    /// What a contract of the EVM calls itself, by its address in hex, and its symbol.
+    fn evm(&self, contract: &str) -> Option<(String, String)>;
 }
 
 /// What the contracts of a generated chain say.
@@ -48,6 +50,10 @@ impl Names for Generated {
 
     fn picture(&self, collection: &ContractId, id: u64) -> Option<String> {
         Some(scripts::item_uri(collection, id))
+    }
+
+    fn evm(&self, contract: &str) -> Option<(String, String)> {
+        Some((scripts::evm_name(contract), scripts::EVM_SYMBOL.to_owned()))
     }
 }
 

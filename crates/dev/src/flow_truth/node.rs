@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
+use cairn_explorer::tables::flow::account_bases::ACCOUNT_BASE_CONTRACTS;
 use cairn_explorer::tables::flow::accounts::{
     ACCOUNT_CREATIONS, ACCOUNT_KEY_EVENTS, ACCOUNT_KEYS, COA_ACCOUNTS, UNPLACED_REVOCATIONS,
 };
@@ -173,18 +174,22 @@ impl State {
     /// What the tables of state have: that is of the head.
     pub fn of_head(found: &Tables) -> Result<State> {
         let mut balances = BTreeMap::new();
-        for row in found.rows(&FT_HOLDINGS)?.iter().filter(|row| is(row, "is_held")) {
+        for row in found.rows(&FT_HOLDINGS)?.of_accounts().filter(|row| is(row, "is_held")) {
+            // Below 0 is what somebody gave away of what the archive didn't see.
+            if row.said("balance")?.starts_with('-') {
+                continue;
+            }
             let key = [row.cell("address")?, row.cell("token_contract_address")?, row.cell("contract_name")?];
             balances.insert(key, row.number("balance")?);
         }
         let mut items = BTreeMap::new();
-        for row in found.rows(&NFT_OWNERSHIP)?.iter() {
+        for row in found.rows(&NFT_OWNERSHIP)?.of_accounts() {
             let key = [row.cell("contract_address")?, row.cell("contract_name")?, row.cell("nft_id")?];
             if let Some(owner) = row.cell("owner")? {
                 items.insert(key, Some(owner));
             }
         }
-        let mut contracts = BTreeMap::new();
+        let mut contracts = older_contracts(found, u64::MAX)?;
         for row in found.rows(&ACCOUNT_CONTRACTS)?.iter().filter(|row| !is(row, "is_removed")) {
             let of = (row.said("address")?, row.said("contract_name")?);
             contracts.insert(of, row.said("code_hash")?);
@@ -236,10 +241,12 @@ impl State {
             });
             (address, keys.collect())
         });
+        let mut contracts = older_contracts(found, height)?;
+        contracts.extend(contracts::contracts_at(found.rows(&CONTRACT_VERSIONS)?, height)?);
         Ok(State {
             balances: BTreeMap::new(),
             items: items::owners_at(found, height)?,
-            contracts: contracts::contracts_at(found.rows(&CONTRACT_VERSIONS)?, height)?,
+            contracts,
             keys: keys.collect(),
             coas: coas_at(found, height)?,
         })
@@ -337,6 +344,20 @@ pub fn compare(answers: &NodeTruth, truth: &Truth<'_>, found: &Tables, is_head: 
     Ok(compared + answers.balances.len())
 }
 
+/// Contracts that accounts had before a block named them, and of which no event told until a height. Each by owner and name, with the code's hash.
+fn older_contracts(found: &Tables, height: u64) -> Result<BTreeMap<(String, String), String>> {
+    let mut older = BTreeMap::new();
+    for row in found.rows(&ACCOUNT_BASE_CONTRACTS)?.iter() {
+        older.insert((row.said("address")?, row.said("contract_name")?), row.said("code_hash")?);
+    }
+    for row in found.rows(&CONTRACT_VERSIONS)?.iter() {
+        if row.number::<u64>("block_height")? <= height {
+            older.remove(&(row.said("address")?, row.said("contract_name")?));
+        }
+    }
+    Ok(older)
+}
+
 /// That the keys of an account are those of the table.
 pub fn keys(account: &proto::Account, rows: Vec<KeyRow>) -> Result<()> {
     ensure!(rows.len() == account.keys.len(), "{} are there, the table has {rows:?}", account.keys.len());
@@ -362,7 +383,7 @@ fn contract_of(row: &Row<'_>) -> Result<ContractId> {
 pub async fn compare_answers(client: &AccessClient, network: Network, found: &Tables) -> Result<usize> {
     let mut compared = 0;
     let scripts = (scripts::token(network), scripts::supply(network), scripts::collection(network));
-    for row in found.rows(&TOKENS)?.iter() {
+    for row in found.rows(&TOKENS)?.of_accounts() {
         let (of, height) = (contract_of(&row)?, row.number("asked_at_height")?);
         let display = value(&client.script(&scripts.0, &of_contract(&of), height).await?)?;
         let names = (named(&display, "name"), named(&display, "symbol"));
@@ -374,7 +395,7 @@ pub async fn compare_answers(client: &AccessClient, network: Network, found: &Ta
         ensure!(supply == said, "tokens: there are {supply:?} of {of} at {height}, the table has {said:?}");
         compared += 2;
     }
-    for row in found.rows(&NFT_COLLECTIONS)?.iter() {
+    for row in found.rows(&NFT_COLLECTIONS)?.of_accounts() {
         let (of, height) = (contract_of(&row)?, row.number("asked_at_height")?);
         let display = value(&client.script(&scripts.2, &of_contract(&of), height).await?)?;
         let (name, said) = (named(&display, "name"), row.cell("name")?);
@@ -382,13 +403,13 @@ pub async fn compare_answers(client: &AccessClient, network: Network, found: &Ta
         compared += 1;
     }
     let mut pictures = BTreeMap::new();
-    for row in found.rows(&NFT_METADATA)?.iter() {
+    for row in found.rows(&NFT_METADATA)?.of_accounts() {
         let key = (contract_of(&row)?, row.number::<u64>("nft_id")?);
         pictures.insert(key, row.said("token_uri")?);
     }
     let picture = scripts::picture(network);
     let mut asks = Vec::new();
-    for row in found.rows(&NFT_ASKS)?.iter() {
+    for row in found.rows(&NFT_ASKS)?.of_accounts() {
         let owner: FlowAddress = row.said("owner_address")?.parse().context("no account's address")?;
         let item = (contract_of(&row)?, row.number::<u64>("nft_id")?);
         let height: u64 = row.number("asked_at_height")?;

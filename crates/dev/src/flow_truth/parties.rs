@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use alloy_primitives::Address;
 use anyhow::Result;
 use cairn_explorer::tables::accounts::ADDRESS_TRANSACTIONS;
 use cairn_explorer::tables::flow::accounts::ACCOUNT_ROLES;
 use cairn_explorer::tables::stats::{ADDRESS_STATS, DAILY_STATS};
 use cairn_flow_node::deeds::{ContractChange, Deed};
 
+use super::evm_tokens;
 use super::ledger::{Truth, TxAt, account, is_transfer};
 use super::rows::{Cell, Expected, Tables, boolean, bytes, number, text};
 use super::tokens::Span;
@@ -49,7 +51,11 @@ impl Part {
 }
 
 /// Whom a transaction concerns: who signs, what is made, whose tokens and items move (but for the fee), and who is who in its EVM transactions.
-fn concerned(truth: &Truth<'_>, at: &TxAt<'_>) -> BTreeMap<Cell, Part> {
+fn concerned(
+    truth: &Truth<'_>,
+    of_evm: &BTreeMap<(u64, usize), BTreeSet<Address>>,
+    at: &TxAt<'_>,
+) -> BTreeMap<Cell, Part> {
     let mut parts: BTreeMap<Cell, Part> = BTreeMap::new();
     for (address, _) in at.signers() {
         parts.entry(account(address)).or_default().is_sender = true;
@@ -78,14 +84,27 @@ fn concerned(truth: &Truth<'_>, at: &TxAt<'_>) -> BTreeMap<Cell, Part> {
             parts.entry(bytes(created)).or_default().is_created = true;
         }
     }
+    for party in of_evm.get(&(at.height, at.index)).into_iter().flatten() {
+        parts.entry(bytes(party)).or_default().is_party = true;
+    }
     parts
+}
+
+/// The parties of movements of the EVM's tokens, by the height and place of the Flow transaction.
+fn evm_parties(truth: &Truth<'_>) -> Result<BTreeMap<(u64, usize), BTreeSet<Address>>> {
+    let mut parties: BTreeMap<(u64, usize), BTreeSet<Address>> = BTreeMap::new();
+    for one in evm_tokens::moves(truth)? {
+        parties.entry((one.at.height, one.at.index)).or_default().extend(one.parties());
+    }
+    Ok(parties)
 }
 
 /// `address_transactions`.
 pub fn addresses(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     let mut expected = Expected::of(&ADDRESS_TRANSACTIONS)?;
+    let of_evm = evm_parties(truth)?;
     for at in truth.transactions() {
-        for (address, part) in concerned(truth, &at) {
+        for (address, part) in concerned(truth, &of_evm, &at) {
             let ([height, id], [index, time]) = (at.key(), at.when());
             let mut row = vec![height, address, id, index, time, text(part.direction())];
             row.extend([part.is_sender, part.is_recipient, part.is_created, part.is_party].map(boolean));
@@ -106,8 +125,9 @@ pub fn address_stats(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
         times: Option<Span>,
     }
     let mut all: BTreeMap<Cell, Counted> = BTreeMap::new();
+    let of_evm = evm_parties(truth)?;
     for at in truth.transactions() {
-        for (address, part) in concerned(truth, &at) {
+        for (address, part) in concerned(truth, &of_evm, &at) {
             let counted = all.entry(address).or_default();
             counted.transactions += 1;
             counted.sent += u64::from(part.is_sender);
@@ -143,7 +163,12 @@ pub fn daily(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         items: usize,
         contracts: usize,
     }
-    let rows = transfer_rows(found)?;
+    let (rows, items) = (transfer_rows(found)?, item_moves(truth)?);
+    let mut in_evm: BTreeMap<(u64, usize), BTreeSet<Address>> = BTreeMap::new();
+    for (evm, at) in evm_tokens::all(truth)? {
+        let created = evm.created.filter(|_| evm.error_code == 0);
+        in_evm.entry((at.height, at.index)).or_default().extend(created);
+    }
     let mut days: BTreeMap<String, Day> = BTreeMap::new();
     for (height, time_ms) in truth.ledger.times_ms.range(truth.root..=truth.height) {
         days.entry(date(*time_ms)).or_default().blocks.insert(*height);
@@ -158,7 +183,9 @@ pub fn daily(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         day.without_fee += u64::from(fee(tx).is_none());
         day.events += tx.event_types.len();
         day.transfers += rows.get(&at.key()).copied().unwrap_or(0);
-        day.items += item_moves(tx);
+        let place = (at.height, at.index);
+        day.items += items.get(&place).copied().unwrap_or(0);
+        day.contracts += in_evm.get(&place).map_or(0, BTreeSet::len);
         let created = tx.done.iter().filter_map(|done| match &done.deed {
             Deed::ContractChanged { contract, change: ContractChange::Added, .. } => Some(contract),
             _ => None,

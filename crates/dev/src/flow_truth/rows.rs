@@ -52,6 +52,12 @@ impl Rows {
     pub fn iter(&self) -> impl Iterator<Item = Row<'_>> {
         self.rows.iter().map(|cells| Row { def: self.def, cells })
     }
+
+    /// Those of contracts of accounts: contracts of the EVM have no name.
+    pub fn of_accounts(&self) -> impl Iterator<Item = Row<'_>> {
+        let has_name = |row: &Row<'_>| row.cell("contract_name").is_ok_and(|name| name != text(""));
+        self.iter().filter(has_name)
+    }
 }
 
 fn place(def: &TableDef, column: &str) -> Result<usize> {

@@ -14,6 +14,7 @@ use cairn_flow_node::deeds::MoveKind;
 use cairn_flow_node::ledger::ContractId;
 use cairn_store::derived::TableDef;
 
+use super::evm_tokens;
 use super::ledger::{TokensAt, Truth, account, contract, is_transfer};
 use super::rows::{Cell, Expected, Row, Rows, Tables, boolean, bytes, number, text};
 
@@ -64,6 +65,10 @@ fn moves(truth: &Truth<'_>, found: &Tables, def: &'static TableDef, is_fee: bool
         }
     }
     let rows = found.rows(def)?;
+    if !is_fee {
+        let of_evm = evm_tokens::moves(truth)?;
+        of_evm.iter().filter(|one| !one.is_item()).try_for_each(|one| expected.add(one.row()))?;
+    }
     places_in_events(rows)?;
     if !unclear.is_empty() {
         // What the table says counts, once every account has lost and gained what it did.
@@ -93,10 +98,10 @@ fn token_of(row: &Row<'_>) -> Result<[Cell; 4]> {
     ])
 }
 
-/// Movements of one event are counted from 0.
+/// Movements of one event are counted from 0; those of the EVM through both tables of movements, so that `nft_transfers` alone has their places compared.
 fn places_in_events(rows: &Rows) -> Result<()> {
     let mut places: BTreeMap<[Cell; 3], Vec<u32>> = BTreeMap::new();
-    for row in rows.iter() {
+    for row in rows.of_accounts() {
         let event = [row.cell("block_height")?, row.cell("transaction_id")?, row.cell("event_index")?];
         places.entry(event).or_default().push(row.number("sub_index")?);
     }
@@ -168,7 +173,7 @@ impl Span {
 /// When each holding changed, by account and token, as far as the tables of movements say, which are compared on their own.
 fn changed(found: &Tables) -> Result<BTreeMap<[Cell; 3], Span>> {
     let mut changed: BTreeMap<[Cell; 3], Span> = BTreeMap::new();
-    for row in found.rows(&FT_TRANSFERS)?.iter().chain(found.rows(&FEE_TRANSFERS)?.iter()) {
+    for row in found.rows(&FT_TRANSFERS)?.of_accounts().chain(found.rows(&FEE_TRANSFERS)?.iter()) {
         let (from, to) = (row.cell("from_address")?, row.cell("to_address")?);
         let (token, name) = (row.cell("token_contract_address")?, row.cell("contract_name")?);
         let height = row.number("block_height")?;
@@ -195,13 +200,14 @@ pub fn holdings(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
     for (key, span) in changed(found)? {
         let balance = balances.remove(&key).unwrap_or(0);
         let mut row = key.to_vec();
-        row.extend([number(balance), boolean(balance > 0)]);
+        row.extend([number(balance), boolean(balance != 0)]);
         row.extend(span.cells());
         expected.add(row)?;
     }
     if let Some((key, balance)) = balances.first_key_value() {
         anyhow::bail!("ft_holdings: {key:?} have {balance}, and no movement tells of it");
     }
+    evm_tokens::ft_holdings(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
@@ -232,13 +238,14 @@ pub fn stats(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         row.extend(span.cells());
         expected.add(row)?;
     }
+    evm_tokens::token_stats(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
-/// Movements of a table by account and token up to a height: what each has, by the table alone.
+/// Movements of a table by account and token up to a height: what each has, by the table alone. Not those of the EVM, about which nobody is asked.
 pub fn balances_at(found: &Tables, height: u64) -> Result<BTreeMap<[Cell; 3], u64>> {
     let mut balances: BTreeMap<[Cell; 3], i128> = BTreeMap::new();
-    for row in found.rows(&FT_TRANSFERS)?.iter().chain(found.rows(&FEE_TRANSFERS)?.iter()) {
+    for row in found.rows(&FT_TRANSFERS)?.of_accounts().chain(found.rows(&FEE_TRANSFERS)?.iter()) {
         if row.number::<u64>("block_height")? > height {
             continue;
         }

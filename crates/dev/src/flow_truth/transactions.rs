@@ -10,6 +10,7 @@ use cairn_flow::FlowAddress;
 use cairn_flow_node::deeds::{ContractChange, Deed, MoveKind};
 use cairn_flow_node::ledger::FlowTx;
 
+use super::evm_tokens;
 use super::ledger::{Truth, TxAt, account, is_transfer};
 use super::rows::{Cell, Expected, Tables, boolean, number, text};
 
@@ -27,14 +28,21 @@ pub fn fee(tx: &FlowTx) -> Option<u64> {
     Some(tx.fee).filter(|_| tx.is_fee_told || tx.is_system)
 }
 
-/// How many movements of items it has.
-pub fn item_moves(tx: &FlowTx) -> usize {
-    tx.done.iter().filter(|done| matches!(done.deed, Deed::Item(_))).count()
+/// How many movements of items each transaction has, by height and place.
+pub fn item_moves(truth: &Truth<'_>) -> Result<BTreeMap<(u64, usize), usize>> {
+    let mut moves: BTreeMap<(u64, usize), usize> = BTreeMap::new();
+    for (at, _) in truth.deeds().filter(|(_, done)| matches!(done.deed, Deed::Item(_))) {
+        *moves.entry((at.height, at.index)).or_default() += 1;
+    }
+    for one in evm_tokens::moves(truth)?.iter().filter(|one| one.is_item()) {
+        *moves.entry((one.at.height, one.at.index)).or_default() += 1;
+    }
+    Ok(moves)
 }
 
 /// `tx_metrics`.
 pub fn metrics(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
-    let transfers = transfer_rows(found)?;
+    let (transfers, items) = (transfer_rows(found)?, item_moves(truth)?);
     let mut expected = Expected::of(&TX_METRICS)?;
     for at in truth.transactions() {
         let tx = at.tx;
@@ -42,7 +50,8 @@ pub fn metrics(truth: &Truth<'_>, found: &Tables) -> Result<Expected> {
         row.extend(at.when());
         row.extend([text(if tx.is_failed { "failed" } else { "ok" }), number(tx.computation)]);
         row.extend([fee(tx).and_then(number), None, number(tx.event_types.len())]);
-        row.extend([number(transfers.get(&at.key()).copied().unwrap_or(0)), number(item_moves(tx))]);
+        row.extend([number(transfers.get(&at.key()).copied().unwrap_or(0))]);
+        row.extend([number(items.get(&(at.height, at.index)).copied().unwrap_or(0))]);
         expected.add(row)?;
     }
     Ok(expected)
@@ -112,6 +121,7 @@ pub fn contracts(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
             ])?;
         }
     }
+    evm_tokens::touched(truth)?.into_iter().try_for_each(|row| expected.add(row))?;
     Ok(expected)
 }
 
@@ -152,8 +162,14 @@ fn touched(at: &TxAt<'_>) -> BTreeMap<(FlowAddress, String), BTreeSet<&'static s
 /// `tx_tags`.
 pub fn tags(truth: &Truth<'_>, _: &Tables) -> Result<Expected> {
     let mut expected = Expected::of(&TX_TAGS)?;
+    let mut of_evm: BTreeMap<(u64, usize), BTreeSet<&str>> = BTreeMap::new();
+    for one in evm_tokens::moves(truth)? {
+        let tag = if one.is_item() { "nft" } else { "ft" };
+        of_evm.entry((one.at.height, one.at.index)).or_default().insert(tag);
+    }
     for at in truth.transactions() {
         let mut tags: BTreeSet<&str> = at.tx.done.iter().filter_map(|done| tag(&done.deed)).collect();
+        tags.extend(of_evm.get(&(at.height, at.index)).into_iter().flatten());
         tags.extend(Some("system").filter(|_| at.tx.is_system));
         tags.extend(Some("failed").filter(|_| at.tx.is_failed));
         let evm = truth.ledger.evm_transactions.get(&at.height).into_iter().flatten();

@@ -10,6 +10,8 @@ use crate::views::sink::{Field, Sink};
 pub(crate) struct Rules {
     /// They say which object it is. A node may leave them out or give null, but what it gives has to be ours.
     pub identity: &'static [&'static str],
+    /// Where it stands, as we count, and under which name a node's other number is kept.
+    pub positions: &'static [(&'static str, &'static str)],
     /// Always served as derived where the node has none: what old or terse nodes leave out. Identity is as well.
     pub always: &'static [&'static str],
     /// What a node may say without it being kept.
@@ -17,12 +19,25 @@ pub(crate) struct Rules {
 }
 
 /// Of blocks and ommers.
-pub(crate) const BLOCK: Rules =
-    Rules { identity: &["hash", "number", "parentHash", "timestamp"], always: &[], ignored: |_, _| false };
+pub(crate) const BLOCK: Rules = Rules {
+    identity: &["hash", "number", "parentHash", "timestamp"],
+    positions: &[],
+    always: &[],
+    ignored: |_, _| false,
+};
+
+/// The name under which the position of a transaction is kept that its node gives otherwise.
+pub(crate) const NODE_TRANSACTION_INDEX: &str = "nodeTransactionIndex";
+/// The same of a log.
+pub(crate) const NODE_LOG_INDEX: &str = "nodeLogIndex";
+
+const TRANSACTION_INDEX: (&str, &str) = ("transactionIndex", NODE_TRANSACTION_INDEX);
+const LOG_INDEX: (&str, &str) = ("logIndex", NODE_LOG_INDEX);
 
 /// Of transactions. Creations are served with `to: null` (cases E09), transactions before EIP-155 without `chainId`.
 pub(crate) const TRANSACTION: Rules = Rules {
-    identity: &["blockHash", "blockNumber", "transactionIndex", "hash", "from"],
+    identity: &["blockHash", "blockNumber", "hash", "from"],
+    positions: &[TRANSACTION_INDEX],
     always: &["blockTimestamp", "to", "v", "yParity"],
     ignored: |name, value| match name {
         "to" => is_no_address(value),
@@ -34,7 +49,8 @@ pub(crate) const TRANSACTION: Rules = Rules {
 
 /// Of receipts. Receipts with `root` are served without `status` (E08); a price that the node didn't give is filled in (E07).
 pub(crate) const RECEIPT: Rules = Rules {
-    identity: &["blockHash", "blockNumber", "transactionHash", "transactionIndex", "from"],
+    identity: &["blockHash", "blockNumber", "transactionHash", "from"],
+    positions: &[TRANSACTION_INDEX],
     always: &["to", "effectiveGasPrice"],
     ignored: |name, value| match name {
         "to" => is_no_address(value),
@@ -45,13 +61,14 @@ pub(crate) const RECEIPT: Rules = Rules {
 
 /// Of logs. Stored logs are never `removed`: that is said of a subscription.
 pub(crate) const LOG: Rules = Rules {
-    identity: &["blockHash", "blockNumber", "transactionHash", "transactionIndex", "logIndex"],
+    identity: &["blockHash", "blockNumber", "transactionHash"],
+    positions: &[TRANSACTION_INDEX, LOG_INDEX],
     always: &["blockTimestamp", "removed"],
     ignored: |name, _| matches!(name, "blockTimestamp" | "removed"),
 };
 
 fn is_no_address(value: &Value) -> bool {
-    value.is_null() || value.as_str() == Some("")
+    value.is_null() || value.as_str().is_some_and(|text| text.is_empty() || text == "0x")
 }
 
 /// An identity field in which the node's object is not ours.
@@ -106,19 +123,22 @@ impl<'a> Diff<'a> {
 impl Sink for Diff<'_> {
     fn put(&mut self, name: &'static str, field: Field<'_>) {
         self.derived.push(name);
+        let kept_as = self.rules.positions.iter().find(|(position, _)| *position == name);
         let is_identity = self.rules.identity.contains(&name);
+        let is_place = is_identity || kept_as.is_some();
         let Some(theirs) = self.node.get(name) else {
-            if !is_identity && !self.rules.always.contains(&name) {
+            if !is_place && !self.rules.always.contains(&name) {
                 self.patch.unset.push(name.to_owned());
             }
             return;
         };
         self.present += 1;
-        if field.is_same_as(theirs) || (is_identity && theirs.is_null()) || (self.rules.ignored)(name, theirs)
-        {
+        if field.is_same_as(theirs) || (is_place && theirs.is_null()) || (self.rules.ignored)(name, theirs) {
             return;
         }
-        if is_identity {
+        if let Some((_, kept_as)) = kept_as {
+            self.patch.set.insert((*kept_as).to_owned(), theirs.clone());
+        } else if is_identity && !field.is_as_large_as(theirs) {
             let conflict = || Conflict { name, ours: field.into_value(), theirs: theirs.clone() };
             self.conflict.get_or_insert_with(conflict);
         } else {

@@ -4,7 +4,7 @@ use alloy_consensus::Header;
 use alloy_primitives::{Address, B64, B256, Bloom};
 use serde_json::Value;
 
-use super::json::{Object, Place};
+use super::object::{Object, Place};
 use crate::{ChainProfile, CheckFailure, Checks, EvmError};
 
 /// A header with the hash that the node gives it and its RLP.
@@ -15,9 +15,24 @@ pub(crate) struct NodeHeader {
     pub rlp: Vec<u8>,
 }
 
-/// Reads the header's fields from a block's or an ommer's object, and compares the hash unless that is relaxed.
-///
-/// A field that the chain's headers don't have may be missing only where the header's hash is not checked.
+/// The fields that every header of Ethereum has, but for those without which nothing can be said.
+const ALWAYS_THERE: [&str; 12] = [
+    "sha3Uncles",
+    "miner",
+    "stateRoot",
+    "transactionsRoot",
+    "receiptsRoot",
+    "logsBloom",
+    "difficulty",
+    "gasLimit",
+    "gasUsed",
+    "extraData",
+    "mixHash",
+    "nonce",
+];
+
+/// Reads the header's fields from a block's or an ommer's object, and compares the hash unless that is relaxed. An absent field is zero or empty:
+/// the hash decides.
 pub(crate) fn read(
     value: &Value,
     what: &'static str,
@@ -26,60 +41,49 @@ pub(crate) fn read(
     let unplaced = Object::new(value, Place { height: None, what, index: None })?;
     let number = unplaced.u64("number")?;
     let object = Object { place: Place { height: Some(number), what, index: None }, ..unplaced };
-    let lenient = profile.relaxes(Checks::HEADER_HASH);
-
     let id = object.b256("hash")?;
-    let hash = |name: &str| or_default(lenient, object.get(name).is_none(), || object.b256(name));
-    let quantity = |name: &str| or_default(lenient, object.get(name).is_none(), || object.u64(name));
-    let opt_hash = |name: &str| object.opt_fixed::<32>(name).map(|bytes| bytes.map(B256::new));
+    let hash = |name: &str| object.opt_fixed::<32>(name).map(|bytes| bytes.map(B256::new));
     let mut header = Header {
         parent_hash: object.b256("parentHash")?,
-        ommers_hash: hash("sha3Uncles")?,
-        beneficiary: or_default(lenient, object.get("miner").is_none(), || {
-            object.fixed("miner").map(Address::new)
-        })?,
-        state_root: hash("stateRoot")?,
-        transactions_root: hash("transactionsRoot")?,
-        receipts_root: hash("receiptsRoot")?,
-        logs_bloom: or_default(lenient, object.get("logsBloom").is_none(), || {
-            object.fixed("logsBloom").map(Bloom::new)
-        })?,
-        difficulty: or_default(lenient, object.get("difficulty").is_none(), || object.u256("difficulty"))?,
+        ommers_hash: hash("sha3Uncles")?.unwrap_or_default(),
+        beneficiary: object.opt_fixed("miner")?.map(Address::new).unwrap_or_default(),
+        state_root: hash("stateRoot")?.unwrap_or_default(),
+        transactions_root: hash("transactionsRoot")?.unwrap_or_default(),
+        receipts_root: hash("receiptsRoot")?.unwrap_or_default(),
+        logs_bloom: match object.get("logsBloom") {
+            Some(value) if value != "0x" => Bloom::new(object.fixed_of("logsBloom", value)?),
+            _ => Bloom::ZERO,
+        },
+        difficulty: object.opt_u256("difficulty")?.unwrap_or_default(),
         number,
-        gas_limit: quantity("gasLimit")?,
-        gas_used: quantity("gasUsed")?,
+        gas_limit: object.opt_u64("gasLimit")?.unwrap_or_default(),
+        gas_used: object.opt_u64("gasUsed")?.unwrap_or_default(),
         timestamp: object.u64("timestamp")?,
-        extra_data: or_default(lenient, object.get("extraData").is_none(), || object.data("extraData"))?,
-        mix_hash: hash("mixHash")?,
-        nonce: or_default(lenient, object.get("nonce").is_none(), || object.fixed("nonce").map(B64::new))?,
+        extra_data: object.data("extraData")?,
+        mix_hash: hash("mixHash")?.unwrap_or_default(),
+        nonce: object.opt_fixed("nonce")?.map(B64::new).unwrap_or_default(),
         base_fee_per_gas: object.opt_u64("baseFeePerGas")?,
-        withdrawals_root: opt_hash("withdrawalsRoot")?,
+        withdrawals_root: hash("withdrawalsRoot")?,
         blob_gas_used: object.opt_u64("blobGasUsed")?,
         excess_blob_gas: object.opt_u64("excessBlobGas")?,
-        parent_beacon_block_root: opt_hash("parentBeaconBlockRoot")?,
-        requests_hash: opt_hash("requestsHash")?,
-        block_access_list_hash: opt_hash("blockAccessListHash")?,
+        parent_beacon_block_root: hash("parentBeaconBlockRoot")?,
+        requests_hash: hash("requestsHash")?,
+        block_access_list_hash: hash("blockAccessListHash")?,
         slot_number: object.opt_u64("slotNumber")?,
     };
     drop_after_gap(&mut header);
 
     let rlp = alloy_rlp::encode(&header);
-    if !lenient {
+    if !profile.relaxes(Checks::HEADER_HASH) {
         let computed = alloy_primitives::keccak256(&rlp);
         if computed != id {
-            let message = format!("{what}: hash is {id}, its fields hash to {computed}");
+            let absent = ALWAYS_THERE.iter().filter(|name| object.get(name).is_none());
+            let absent = absent.map(|name| format!(", `{name}` is missing")).collect::<String>();
+            let message = format!("{what}: hash is {id}, its fields hash to {computed}{absent}");
             return Err(CheckFailure::new(Checks::HEADER_HASH, number, message).into());
         }
     }
     Ok(NodeHeader { header, id, rlp })
-}
-
-fn or_default<T: Default>(
-    lenient: bool,
-    missing: bool,
-    read: impl FnOnce() -> Result<T, EvmError>,
-) -> Result<T, EvmError> {
-    if lenient && missing { Ok(T::default()) } else { read() }
 }
 
 /// The optional fields of a header's RLP go by position: what comes after the first missing one can't be in it. It is kept in the overlay, as

@@ -4,7 +4,7 @@ use alloy_primitives::hex;
 use alloy_rlp::Encodable;
 use serde_json::Value;
 
-use super::json::{Object, Place};
+use super::object::{Object, Place};
 use super::transaction::type_of;
 use crate::EvmError;
 use crate::receipts::{MAX_TOPICS, Outcome, Receipt};
@@ -30,7 +30,7 @@ pub(crate) fn encode(
         }
         claimed => claimed.unwrap_or(tx_type),
     };
-    let root = object.get("root").filter(|root| root.as_str().is_none_or(|text| text.len() > 2));
+    let root = object.get("root").filter(|root| *root != "0x");
     let root = root.map(|root| object.fixed_of::<32>("root", root)).transpose();
     let root_bytes;
     let outcome = match object.opt_u64("status")? {

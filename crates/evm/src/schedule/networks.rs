@@ -1,11 +1,12 @@
-//! The public Ethereum networks.
+//! The public networks that follow Ethereum's rules.
 //!
 //! Numbers from go-ethereum's `params/chainspecs` (v1.17.10) and, for Holesky, which has ended, `params/config.go` of v1.16.7. The fork
-//! ids that their nodes announce depend on each of them, and are tested.
+//! ids that their nodes announce depend on each of them, and are tested. Gnosis: from its chain specification in Nethermind and Erigon, whose tests have
+//! its fork ids too; Osaka from its nodes' `eth_config`.
 
 use alloy_primitives::{Address, B256, address, b256};
 
-use super::Fork;
+use super::{BlobParams, Fork};
 
 pub(super) struct Network {
     pub chain_id: u64,
@@ -17,7 +18,20 @@ pub(super) struct Network {
     pub forks_at_genesis: &'static [Fork],
     /// With their heights or times.
     pub forks: &'static [(Fork, u64)],
+    /// Forks of its own by block, which count in the fork id.
+    pub own_blocks: &'static [(&'static str, u64)],
+    /// The same by time, in order.
+    pub own_times: &'static [(&'static str, u64)],
+    /// What each fork made of the blobs.
+    pub blobs: &'static [(Fork, BlobParams)],
 }
+
+const ETHEREUMS_BLOBS: [(Fork, BlobParams); 4] = [
+    (Fork::Cancun, BlobParams::CANCUN),
+    (Fork::Prague, BlobParams::PRAGUE),
+    (Fork::Bpo1, BlobParams::BPO1),
+    (Fork::Bpo2, BlobParams::BPO2),
+];
 
 /// Every fork by block that the test networks have.
 const UP_TO_LONDON: [Fork; 10] = [
@@ -33,7 +47,7 @@ const UP_TO_LONDON: [Fork; 10] = [
     Fork::London,
 ];
 
-pub(super) const NETWORKS: [Network; 4] = [MAINNET, SEPOLIA, HOODI, HOLESKY];
+pub(super) const NETWORKS: [Network; 5] = [MAINNET, SEPOLIA, HOODI, HOLESKY, GNOSIS];
 
 const MAINNET: Network = Network {
     chain_id: 1,
@@ -64,6 +78,9 @@ const MAINNET: Network = Network {
         (Fork::Bpo1, 1_765_290_071),
         (Fork::Bpo2, 1_767_747_671),
     ],
+    own_blocks: &[],
+    own_times: &[],
+    blobs: &ETHEREUMS_BLOBS,
 };
 
 const SEPOLIA: Network = Network {
@@ -83,6 +100,9 @@ const SEPOLIA: Network = Network {
         (Fork::Bpo2, 1_761_607_008),
         (Fork::Amsterdam, 1_791_294_816),
     ],
+    own_blocks: &[],
+    own_times: &[],
+    blobs: &ETHEREUMS_BLOBS,
 };
 
 const HOODI: Network = Network {
@@ -101,6 +121,9 @@ const HOODI: Network = Network {
         (Fork::Bpo1, 1_762_365_720),
         (Fork::Bpo2, 1_762_955_544),
     ],
+    own_blocks: &[],
+    own_times: &[],
+    blobs: &ETHEREUMS_BLOBS,
 };
 
 const HOLESKY: Network = Network {
@@ -118,4 +141,33 @@ const HOLESKY: Network = Network {
         (Fork::Bpo1, 1_759_800_000),
         (Fork::Bpo2, 1_760_389_824),
     ],
+    own_blocks: &[],
+    own_times: &[],
+    blobs: &ETHEREUMS_BLOBS,
+};
+
+const GNOSIS: Network = Network {
+    chain_id: 100,
+    genesis_hash: b256!("4f1dd23188aab3a76b463e4af801b52b1248ef073c648cbdc4c9333d3da79756"),
+    genesis_timestamp: 0,
+    merged_at_genesis: false,
+    deposit_contract: address!("0b98057ea310f4d31f2a452b414647007d1645d9"),
+    forks_at_genesis: &[Fork::Homestead, Fork::Eip150, Fork::Eip155, Fork::Eip158, Fork::Byzantium],
+    forks: &[
+        (Fork::Constantinople, 1_604_400),
+        (Fork::Petersburg, 2_508_800),
+        (Fork::Istanbul, 7_298_030),
+        (Fork::Berlin, 16_101_500),
+        (Fork::London, 19_040_000),
+        (Fork::Shanghai, 1_690_889_660),
+        (Fork::Cancun, 1_710_181_820),
+        (Fork::Prague, 1_746_021_820),
+        (Fork::Osaka, 1_776_168_380),
+    ],
+    own_blocks: &[("posdao", 9_186_425)],
+    own_times: &[("balancer", 1_766_419_900)],
+    blobs: &[(
+        Fork::Cancun,
+        BlobParams { target: 1, max: 2, update_fraction: 1_112_826, min_price: 1_000_000_000 },
+    )],
 };

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::sink::{Field, Sink};
 use crate::receipts::{Log, Outcome, Receipt};
-use crate::tx::TxEnvelope;
+use crate::tx::{Tx, TxEnvelope};
 
 /// What the fields of everything in a block are made with.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +95,7 @@ pub(crate) fn place(block: &BlockContext, index: usize, sink: &mut impl Sink) {
 pub(crate) fn transaction(
     block: &BlockContext,
     index: usize,
-    tx: &TxEnvelope,
+    tx: &Tx,
     hash: B256,
     sender: &[u8],
     sink: &mut impl Sink,
@@ -103,6 +103,13 @@ pub(crate) fn transaction(
     place(block, index, sink);
     sink.put("hash", Field::Data(hash.as_slice()));
     sink.put("from", Field::data_or_null(Some(sender).filter(|sender| !sender.is_empty())));
+    let tx = match tx {
+        Tx::Ethereum(tx) => tx,
+        Tx::Described(tx) => {
+            sink.put("type", Field::Number(u64::from(tx.ty())));
+            return tx.put(sink);
+        }
+    };
     sink.put("type", Field::Number(u64::from(tx.ty())));
     sink.put("nonce", Field::Number(tx.nonce()));
     sink.put("gas", Field::Number(tx.gas_limit()));
@@ -169,7 +176,7 @@ pub(crate) struct ReceiptContext<'a> {
     pub hash: B256,
     pub sender: &'a [u8],
     /// `None` where the transaction is of unknown type or not in the body.
-    pub tx: Option<&'a TxEnvelope>,
+    pub tx: Option<&'a Tx>,
     /// What the transaction's own JSON says, where it is not known otherwise.
     pub json: Option<&'a Map<String, Value>>,
     /// The cumulative gas of the receipt before it in the block; 0 for the first.
@@ -190,23 +197,24 @@ pub(crate) fn receipt(
     sink.put("transactionIndex", Field::Number(context.index as u64));
     sink.put("type", Field::Number(u64::from(receipt.ty)));
     sink.put("from", Field::data_or_null(Some(context.sender).filter(|sender| !sender.is_empty())));
-    sink.put("to", Field::data_or_null(context.tx.and_then(|tx| tx.to()).as_ref().map(|to| to.as_slice())));
+    sink.put("to", Field::data_or_null(context.tx.and_then(Tx::to).as_ref().map(|to| to.as_slice())));
+    let known = context.tx.and_then(Tx::ethereum);
     let created = created_by(context);
     sink.put("contractAddress", Field::data_or_null(created.as_ref().map(|address| address.as_slice())));
     match receipt.outcome {
         Outcome::Status(ok) => sink.put("status", Field::Number(u64::from(ok))),
         Outcome::Root(root) => sink.put("root", Field::Data(root)),
-        Outcome::Unknown => {}
+        Outcome::Unknown | Outcome::Missing => {}
     }
     sink.put("cumulativeGasUsed", Field::Number(receipt.cumulative_gas));
     sink.put("gasUsed", Field::Number(receipt.cumulative_gas.saturating_sub(context.gas_before)));
-    let price = match (context.tx, context.json.and_then(|json| json.get("gasPrice"))) {
+    let price = match (known, context.json.and_then(|json| json.get("gasPrice"))) {
         (Some(tx), _) => number(tx.effective_gas_price(block.base_fee)),
         (None, Some(price)) => Field::Json(price.clone()),
         (None, None) => Field::Null,
     };
     sink.put("effectiveGasPrice", price);
-    if let Some(gas) = context.tx.and_then(|tx| tx.blob_gas_used()) {
+    if let Some(gas) = known.and_then(|tx| tx.blob_gas_used()) {
         sink.put("blobGasUsed", Field::Number(gas));
         if let Some(price) = block.blob_gas_price {
             sink.put("blobGasPrice", number(price));
@@ -217,7 +225,7 @@ pub(crate) fn receipt(
 
 /// The address of the contract that a transaction without recipient makes, whether it succeeded or not, as nodes answer.
 fn created_by(context: &ReceiptContext<'_>) -> Option<Address> {
-    let tx = context.tx?;
+    let tx = context.tx?.ethereum()?;
     let sender = Address::try_from(context.sender).ok()?;
     tx.is_create().then(|| sender.create(tx.nonce()))
 }

@@ -59,6 +59,15 @@ impl<'a> Field<'a> {
             _ => false,
         }
     }
+
+    /// Whether a node's value is the same number in whatever form.
+    pub fn is_as_large_as(&self, node: &Value) -> bool {
+        match self {
+            Field::Number(number) => crate::json::quantity(node) == Some(U256::from(*number)),
+            Field::Quantity(number) => crate::json::quantity(node) == Some(*number),
+            _ => false,
+        }
+    }
 }
 
 /// The digits of `0x` text.

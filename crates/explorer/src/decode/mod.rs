@@ -4,4 +4,4 @@ pub mod evm;
 pub mod flow;
 mod text;
 
-pub use text::{CleanText, TextLimit, clean, clean_bytes};
+pub use text::{Said, TextLimit, clean, said};

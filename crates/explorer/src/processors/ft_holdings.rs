@@ -18,7 +18,7 @@ use crate::tables::transfers::{FT_TRANSFERS, FtTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: FT_HOLDINGS_WORKER,
-    version: 1,
+    version: 2,
     upstreams: &[TOKEN_WORKER],
     tables: &[&FT_HOLDINGS, &TOKEN_STATS],
 };
@@ -88,10 +88,8 @@ impl Folder for FtHoldingsWorker {
         if table != FT_HOLDINGS.name {
             return;
         }
-        let (was_held, is_held) =
-            (before.is_some_and(|row| is_above_zero(row, FT_BALANCE)), is_above_zero(after, FT_BALANCE));
         let [address, token, name, ..] = &after.0[..] else { return };
-        if is_held {
+        if !is_zero(after, FT_BALANCE) {
             changes.change(
                 &FT_HOLDINGS,
                 Change(vec![
@@ -105,7 +103,8 @@ impl Folder for FtHoldingsWorker {
                 ]),
             );
         }
-        let holders = i64::from(is_held) - i64::from(was_held);
+        let was_holder = before.is_some_and(|row| is_above_zero(row, FT_BALANCE));
+        let holders = i64::from(is_above_zero(after, FT_BALANCE)) - i64::from(was_holder);
         if let (true, Value::Bytes(token), Value::Text(name)) = (holders != 0, token, name) {
             changes.change(&TOKEN_STATS, token_stats((token, name), 0, holders, Sum::ZERO, None));
         }
@@ -120,4 +119,9 @@ impl Folder for FtHoldingsWorker {
 /// Whether the sum in a column is above zero.
 pub(super) fn is_above_zero(row: &Row, column: usize) -> bool {
     row.0.get(column).and_then(Value::as_sum).is_some_and(|sum| *sum > Sum::ZERO)
+}
+
+/// Whether the sum in a column is zero: then lists leave the row out.
+pub(super) fn is_zero(row: &Row, column: usize) -> bool {
+    row.0.get(column).and_then(Value::as_sum).is_some_and(Sum::is_zero)
 }

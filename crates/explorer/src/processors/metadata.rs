@@ -7,9 +7,9 @@ use bytes::Bytes;
 use cairn_core::BlockRef;
 use cairn_store::derived::{Key, Row, Value};
 
-use crate::decode::{TextLimit, clean};
-use crate::tables::metadata::{NFT_COLLECTIONS, SEARCH_INDEX, TOKEN_CONTRACTS, TOKENS};
-use crate::tables::opt;
+use crate::decode::{Said, TextLimit, clean};
+use crate::tables::metadata::{NFT_COLLECTIONS, SEARCH_INDEX, TOKEN_ANSWER_BYTES, TOKEN_CONTRACTS, TOKENS};
+use crate::tables::{opt, opt_bytes};
 
 /// The most terms by which one token is found.
 const MAX_TERMS: usize = 8;
@@ -49,6 +49,10 @@ impl Subject {
     fn name(&self) -> Value {
         Value::text(self.name.clone())
     }
+
+    fn family(&self) -> Value {
+        Value::text(if self.is_nft { NFT } else { FT })
+    }
 }
 
 /// The subject that a row of transfers names. Both tables have the contract and its name in the same places.
@@ -73,23 +77,37 @@ pub(super) fn nothing_of(
     at: BlockRef,
 ) -> Vec<(&'static str, Row)> {
     let found = if subject.is_nft {
-        collection(subject, &Named::default(), None, status, at)
+        collection(subject, &Answered::default(), None, status, at)
     } else {
-        token(subject, &Named::default(), None, None, status, at)
+        token(subject, &Answered::default(), status, at)
     };
     vec![asked(subject, status, message, at), found]
 }
 
-/// Cleaned names; an empty one is none.
+/// What a contract says of itself, its names cleaned. A collection has neither decimals nor supply.
 #[derive(Default)]
-pub(super) struct Named {
-    pub name: Option<String>,
-    pub symbol: Option<String>,
+pub(super) struct Answered {
+    pub name: Said<String>,
+    pub symbol: Said<String>,
+    pub decimals: Said<u8>,
+    pub supply: Said<U256>,
 }
 
-impl Named {
-    fn values(&self) -> [Value; 2] {
-        [opt(self.name.clone(), Value::text), opt(self.symbol.clone(), Value::text)]
+impl Answered {
+    fn names(&self) -> [Value; 2] {
+        [&self.name, &self.symbol].map(|said| opt(said.value.clone(), Value::text))
+    }
+
+    /// The bytes of what the other rows don't say as it was answered.
+    fn bytes(&self, subject: &Subject, at: BlockRef) -> Option<(&'static str, Row)> {
+        let bytes = [&self.name.bytes, &self.symbol.bytes, &self.decimals.bytes, &self.supply.bytes];
+        if bytes.iter().all(|bytes| bytes.is_none()) {
+            return None;
+        }
+        let mut row = vec![subject.contract(), subject.name(), subject.family()];
+        row.extend(bytes.map(opt_bytes));
+        row.push(Value::height(at.height));
+        Some((TOKEN_ANSWER_BYTES.name, Row(row)))
     }
 }
 
@@ -112,9 +130,9 @@ pub(super) fn asked(
     let row = Row(vec![
         subject.contract(),
         subject.name(),
-        Value::text(if subject.is_nft { NFT } else { FT }),
+        subject.family(),
         Value::text(status),
-        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT).text)),
+        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT))),
         Value::height(at.height),
     ]);
     (TOKEN_CONTRACTS.name, row)
@@ -123,20 +141,18 @@ pub(super) fn asked(
 /// What a fungible token says of itself.
 pub(super) fn token(
     subject: &Subject,
-    named: &Named,
-    decimals: Option<u8>,
-    supply: Option<U256>,
+    answered: &Answered,
     status: &'static str,
     at: BlockRef,
 ) -> (&'static str, Row) {
-    let [name, symbol] = named.values();
+    let [name, symbol] = answered.names();
     let row = Row(vec![
         subject.contract(),
         subject.name(),
         name,
         symbol,
-        opt(decimals, |decimals| Value::uint(decimals.into())),
-        opt(supply, Value::Amount),
+        opt(answered.decimals.value, |decimals| Value::uint(decimals.into())),
+        opt(answered.supply.value, Value::Amount),
         Value::text(status),
         Value::height(at.height),
     ]);
@@ -146,12 +162,12 @@ pub(super) fn token(
 /// What a collection says of itself.
 pub(super) fn collection(
     subject: &Subject,
-    named: &Named,
+    answered: &Answered,
     standard: Option<&'static str>,
     status: &'static str,
     at: BlockRef,
 ) -> (&'static str, Row) {
-    let [name, symbol] = named.values();
+    let [name, symbol] = answered.names();
     let row = Row(vec![
         subject.contract(),
         subject.name(),
@@ -164,18 +180,17 @@ pub(super) fn collection(
     (NFT_COLLECTIONS.name, row)
 }
 
-/// The terms to find it by.
-pub(super) fn terms(
+/// The terms to find it by, and the bytes of what was answered where the rows don't say it as it was.
+pub(super) fn further(
     subject: &Subject,
-    kind: &'static str,
-    named: &Named,
+    answered: &Answered,
     at: BlockRef,
-) -> Vec<(&'static str, Row)> {
-    let row = |term: String| {
-        let [name, symbol] = named.values();
+) -> impl Iterator<Item = (&'static str, Row)> {
+    let row = move |term: String| {
+        let [name, symbol] = answered.names();
         let row = Row(vec![
             Value::text(term),
-            Value::text(kind),
+            Value::text(if subject.is_nft { "collection" } else { "token" }),
             subject.contract(),
             subject.name(),
             name,
@@ -184,7 +199,8 @@ pub(super) fn terms(
         ]);
         (SEARCH_INDEX.name, row)
     };
-    search_terms(named.name.as_deref(), named.symbol.as_deref()).into_iter().map(row).collect()
+    let terms = search_terms(answered.name.value.as_deref(), answered.symbol.value.as_deref());
+    terms.into_iter().map(row).chain(answered.bytes(subject, at))
 }
 
 /// The terms under which a name and a symbol are found, without repeats: both whole, and each rest of the name that begins with a word; in
@@ -207,7 +223,7 @@ pub fn search_terms(name: Option<&str>, symbol: Option<&str>) -> BTreeSet<String
 
 /// A text in the form in which terms are kept: cleaned, in lower case, cut.
 pub fn search_term(text: &str) -> String {
-    let mut term = clean(text, TextLimit::NAME).text.to_lowercase();
+    let mut term = clean(text, TextLimit::NAME).to_lowercase();
     if term.len() > MAX_TERM_BYTES {
         let end = (0..=MAX_TERM_BYTES).rev().find(|at| term.is_char_boundary(*at)).unwrap_or(0);
         term.truncate(end);

@@ -18,7 +18,7 @@ pub mod stats;
 
 pub use shared::Shared;
 
-use crate::decode::evm::transfers::WrappedTokens;
+use crate::decode::evm::wrapped::WrappedTokens;
 use evm::node::ContractNode;
 use flow::node::ScriptNode;
 
@@ -81,6 +81,7 @@ pub static FLOW: &[Registration] = &[
     Registration { service: &flow::token_metadata::SERVICE, make: flow::token_metadata::make },
     Registration { service: &flow::nft_metadata::SERVICE, make: flow::nft_metadata::make },
     Registration { service: &flow::contract_code::SERVICE, make: flow::contract_code::make },
+    Registration { service: &flow::account_metadata::SERVICE, make: flow::account_metadata::make },
 ];
 
 /// The processors of EVM chains that the settings allow.

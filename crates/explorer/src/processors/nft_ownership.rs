@@ -17,7 +17,7 @@ use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError
 use cairn_store::derived::{Change, Key, Row, Sum, TableDef, Value};
 
 use super::Settings;
-use super::ft_holdings::is_above_zero;
+use super::ft_holdings::{is_above_zero, is_zero};
 use crate::decode::evm::TokenKind;
 use crate::names::{NFT_OWNERSHIP_WORKER, TOKEN_WORKER};
 use crate::tables::nfts::{
@@ -29,7 +29,7 @@ use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_OWNERSHIP_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[TOKEN_WORKER],
     tables: &[&NFT_OWNERSHIP, &NFT_HOLDINGS, &NFT_OWNERS, &NFT_COLLECTION_STATS],
 };
@@ -53,35 +53,50 @@ impl Folder for NftOwnershipWorker {
     }
 
     fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
-        let rows = block.rows.first().copied().unwrap_or_default();
-        let mut transfers = rows
-            .iter()
-            .map(NftTransfer::from_row)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| error.in_block(block.facts.block_ref()))?;
-        // Rows come by key, which is by transaction id.
-        transfers.sort_by_key(|transfer| transfer.place.order());
-        for transfer in &transfers {
-            fold_one(transfer, block.facts.height.get(), changes);
-        }
-        Ok(())
+        fold(block, changes, |_| true)
     }
 
     fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
-        if table == NFT_OWNERSHIP.name {
-            settle_item(before, after, changes);
-        } else if table == NFT_HOLDINGS.name && is_above_zero(after, NFT_BALANCE) {
-            changes.change(&NFT_HOLDINGS, only(after, &[0, 1, 2, 3], 5, Value::Bool(true)));
-        } else if table == NFT_OWNERS.name {
-            let was_owner = before.is_some_and(|row| is_above_zero(row, OWNER_BALANCE));
-            let owners = i64::from(is_above_zero(after, OWNER_BALANCE)) - i64::from(was_owner);
-            count(after, 0, owners, changes);
-        }
+        settled(table, before, after, changes);
     }
 
     /// The collection.
     fn group<'a>(&self, _table: &'static str, key: &'a Key) -> &'a [Value] {
         key.0.get(..2).unwrap_or_default()
+    }
+}
+
+/// Folds the transfers of a block's first table that count, in chain order.
+pub(super) fn fold(
+    block: &FoldBlock<'_>,
+    changes: &mut Changes,
+    counts: impl Fn(&NftTransfer) -> bool,
+) -> Result<(), ProcessError> {
+    let rows = block.rows.first().copied().unwrap_or_default();
+    let mut transfers = rows
+        .iter()
+        .map(NftTransfer::from_row)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| error.in_block(block.facts.block_ref()))?;
+    transfers.retain(counts);
+    // Rows come by key, which is by transaction id.
+    transfers.sort_by_key(|transfer| transfer.place.order());
+    for transfer in &transfers {
+        fold_one(transfer, block.facts.height.get(), changes);
+    }
+    Ok(())
+}
+
+/// What follows from a row's old and new self.
+pub(super) fn settled(table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
+    if table == NFT_OWNERSHIP.name {
+        settle_item(before, after, changes);
+    } else if table == NFT_HOLDINGS.name && !is_zero(after, NFT_BALANCE) {
+        changes.change(&NFT_HOLDINGS, only(after, &[0, 1, 2, 3], 5, Value::Bool(true)));
+    } else if table == NFT_OWNERS.name {
+        let was_owner = before.is_some_and(|row| is_above_zero(row, OWNER_BALANCE));
+        let owners = i64::from(is_above_zero(after, OWNER_BALANCE)) - i64::from(was_owner);
+        count(after, 0, owners, changes);
     }
 }
 
@@ -122,7 +137,7 @@ fn fold_one(transfer: &NftTransfer, height: u64, changes: &mut Changes) {
     }
     for (address, by) in [(giver, -amount), (taker, amount)] {
         if let Some(address) = address {
-            // Whether it is held is known when the row is settled.
+            // Whether any is left is known when the row is settled.
             let holding = nft_holding(collection, transfer.token_id, address, by, false);
             changes.change(&NFT_HOLDINGS, holding);
             changes.change(&NFT_OWNERS, nft_owner(collection, address, by));
@@ -148,8 +163,7 @@ fn is_flagged(row: &Row) -> bool {
 /// Whether none of it is left, as the module says. The same whether the flag was put right already or not: rows are settled before that.
 fn is_burnt(row: &Row) -> bool {
     let one_owner = row.0.get(NFT_KIND).and_then(Value::as_text).is_some_and(has_one_owner);
-    let none_left = || row.0.get(NFT_NET_MINTED).and_then(Value::as_sum).is_some_and(Sum::is_zero);
-    is_flagged(row) && (one_owner || none_left())
+    is_flagged(row) && (one_owner || is_zero(row, NFT_NET_MINTED))
 }
 
 /// Adds to the counts of the collection whose address and name a row begins with.

@@ -26,7 +26,7 @@ pub static ADDRESS_TRANSACTIONS: TableDef = TableDef {
         column("is_created", ColumnType::Bool),
         column("is_transfer_party", ColumnType::Bool),
     ],
-    key: &["block_height", "address", "transaction_id"],
+    key: &["block_height", "address", "transaction_id", "transaction_index"],
     indexes: &[IndexDef { name: "by_address", columns: &["address", "block_height", "transaction_index"] }],
 };
 

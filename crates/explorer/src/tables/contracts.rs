@@ -27,7 +27,7 @@ pub static SMART_CONTRACTS: TableDef = TableDef {
         column("is_internal", ColumnType::Bool),
         column("is_confirmed", ColumnType::Bool),
     ],
-    key: &["block_height", "address", "contract_name", "transaction_id"],
+    key: &["block_height", "address", "contract_name", "transaction_id", "transaction_index"],
     indexes: &[
         IndexDef {
             name: "by_address",

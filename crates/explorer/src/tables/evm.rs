@@ -10,7 +10,7 @@ use crate::names::EVM_WORKER;
 /// `nonce` is an amount, since it has 64 bits; `contract_address` is set only where a contract was created (E09); `effective_gas_price`
 /// is null where neither node nor transaction says (E07). `input` is null and `input_hash` (SHA-256) set where there are more than 8 KiB
 /// of it; `method` is its first four bytes. `cumulative_gas_used` is null on Flow where a transaction before it in the EVM block isn't in this Flow block, or
-/// could not be read; `gas_limit` there too, where it is 2^63 or more.
+/// could not be read; `gas_limit` there too, where it is 2^63 or more. Where the node has no receipt it is null as well, and `gas_used` is 0.
 pub static EVM_TRANSACTIONS: TableDef = TableDef {
     name: "evm_transactions",
     service: EVM_WORKER,

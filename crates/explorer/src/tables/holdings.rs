@@ -13,8 +13,8 @@ use cairn_store::derived::{Change, ColumnType, IndexDef, Merge, Sum, TableClass,
 
 use crate::names::FT_HOLDINGS_WORKER;
 
-/// Who holds how much. `by_owner` with `is_held` true lists what an address holds now; `by_balance`, downward to above 0, lists the
-/// holders of a token. The zero address has no row.
+/// Who holds how much. `is_held` is true where the balance isn't 0: `by_owner` with it lists the balances of an address. `by_balance` lists the
+/// holders of a token, down to above 0, and those below 0. The zero address has no row.
 pub static FT_HOLDINGS: TableDef = TableDef {
     name: "ft_holdings",
     service: FT_HOLDINGS_WORKER,

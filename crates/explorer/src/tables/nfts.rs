@@ -78,8 +78,8 @@ impl ItemChange<'_> {
     }
 }
 
-/// Who holds how many of an item; of one with a single owner 1 or 0. `by_owner` with `is_held` true lists what an address holds now, and
-/// the walk of the key the holders of an item.
+/// Who holds how many of an item; of one with a single owner 1 or 0, and -1 where somebody gave away what no event gave them. `is_held` is true where
+/// the balance isn't 0: `by_owner` with it lists the items of an address, and the walk of the key the holders of an item.
 pub static NFT_HOLDINGS: TableDef = TableDef {
     name: "nft_holdings",
     service: NFT_OWNERSHIP_WORKER,
@@ -122,7 +122,7 @@ pub fn nft_holding(
     ])
 }
 
-/// How many items of a collection an address holds. `by_balance`, downward to above 0, lists the owners.
+/// How many items of a collection an address holds. `by_balance` lists the owners, down to above 0, and those below 0.
 pub static NFT_OWNERS: TableDef = TableDef {
     name: "nft_owners",
     service: NFT_OWNERSHIP_WORKER,

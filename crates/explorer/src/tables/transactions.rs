@@ -25,7 +25,7 @@ pub static TX_METRICS: TableDef = TableDef {
         column("ft_transfer_count", ColumnType::Int),
         column("nft_transfer_count", ColumnType::Int),
     ],
-    key: &["block_height", "transaction_id"],
+    key: &["block_height", "transaction_id", "transaction_index"],
     indexes: &[],
 };
 
@@ -110,7 +110,7 @@ pub static TX_CONTRACTS: TableDef = TableDef {
         column("block_timestamp_ms", ColumnType::Int),
         column("tags", ColumnType::Text),
     ],
-    key: &["block_height", "transaction_id", "contract_address", "contract_name"],
+    key: &["block_height", "transaction_id", "transaction_index", "contract_address", "contract_name"],
     indexes: &[IndexDef {
         name: "by_contract",
         columns: &["contract_address", "contract_name", "block_height", "transaction_index"],

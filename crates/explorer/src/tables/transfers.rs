@@ -9,7 +9,7 @@ use cairn_store::derived::{Column, ColumnType, IndexDef, Row, TableClass, TableD
 use super::{Fields, LARGE_PARTITION_HEIGHTS, RowError, opt_bytes};
 use crate::names::TOKEN_WORKER;
 
-const KEY: &[&str] = &["block_height", "transaction_id", "event_index", "sub_index"];
+const KEY: &[&str] = &["block_height", "transaction_id", "transaction_index", "event_index", "sub_index"];
 
 const INDEXES: &[IndexDef] = &[
     IndexDef {

@@ -2,7 +2,7 @@
 
 use alloy_rlp::Encodable;
 use cairn_flow::FlowAddress;
-use rand::Rng;
+use rand::RngExt;
 
 use super::block::{BlockBuilder, hash};
 use super::transaction::Tx;
@@ -16,7 +16,41 @@ const STORAGE_DEPOSIT: u64 = 100_000;
 const CONTRACT_NAMES: [&str; 5] =
     ["Market", "Vault", "ExampleNFT", "A", "Contract_with_a_long_name_0123456789"];
 
+/// An account that is older than the root.
+pub(super) const ELDER: FlowAddress = FlowAddress([0xe1, 0xde, 0, 0, 0, 0, 0, 1]);
+/// The age of the block that names it first.
+pub(super) const ELDER_AGE: u64 = 30;
+
+/// What the elder has: two keys, one of them revoked, and a contract.
+pub(super) fn elder(since_height: u64) -> Account {
+    let key = |number: u8, revoked| Key {
+        public_key: vec![number; 64],
+        sign_algo: 2,
+        hash_algo: 3,
+        weight: 500,
+        revoked,
+        is_in_doubt: false,
+        told: None,
+    };
+    let source = "access(all) contract Elder {}".to_owned();
+    let code = Code { hash: hash(&[source.as_bytes()]), source, since_height };
+    Account {
+        created_height: None,
+        keys: vec![key(0xe1, None), key(0xe2, Some(KeyForm::Whole))],
+        contracts: [("Elder".to_owned(), code)].into(),
+    }
+}
+
 impl BlockBuilder<'_> {
+    /// The elder signs a transaction that another account pays.
+    pub fn elder_transaction(&mut self) {
+        let service = self.service();
+        let mut tx = Tx::new(service, service, vec![ELDER]);
+        tx.scripted(Vec::new(), "the elder signs");
+        self.pay_fee(&mut tx);
+        self.finish(tx);
+    }
+
     fn key_form(&self) -> KeyForm {
         match self.age() {
             age if age < self.options.rlp_heights => KeyForm::Rlp,

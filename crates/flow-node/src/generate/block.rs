@@ -6,12 +6,13 @@ use cairn_flow::FlowAddress;
 use cairn_flow::id::{collection_id, transaction_id};
 use cairn_flow::proto::{
     Block, BlockHeader, BlockSeal, Chunk, CollectionGuarantee, Event, ExecutionResult, ProposalKey,
-    Timestamp, Transaction, TransactionResult, TransactionStatus,
+    ServiceEvent, Timestamp, Transaction, TransactionResult, TransactionStatus,
 };
-use rand::Rng;
+use rand::RngExt;
 use rand::rngs::SmallRng;
 use sha3::{Digest, Sha3_256};
 
+use super::accounts::ELDER_AGE;
 use super::transaction::Tx;
 use super::{Cast, GeneratorOptions, ROOT_TIME_MS};
 use crate::cdc;
@@ -133,8 +134,8 @@ impl<'g> BlockBuilder<'g> {
         self.counters.uuid
     }
 
-    /// Makes the whole block.
-    pub fn build(mut self) -> Draft {
+    /// Makes the whole block; `before` is the first transaction of the block before it.
+    pub fn build(mut self, before: Option<Transaction>) -> Draft {
         if self.age() == 0 {
             self.first_block();
         } else {
@@ -145,12 +146,49 @@ impl<'g> BlockBuilder<'g> {
             if self.options.crowd > 0 {
                 self.crowd_transaction();
             }
+            if self.options.has_elder && self.age() == ELDER_AGE {
+                self.elder_transaction();
+            }
+            if self.options.is_odd {
+                self.odd_transactions(before);
+            }
         }
         let users = self.made.len();
         self.system_transactions();
         let collections = self.collections(users);
         self.ledger.counters.set(self.height, self.counters);
         self.assemble(collections)
+    }
+
+    /// Transactions that were included before, here or in the block before, and one of the service account with a service event.
+    fn odd_transactions(&mut self, before: Option<Transaction>) {
+        if self.chance(20)
+            && let Some((transaction, tx)) = self.made.first()
+        {
+            let again = (transaction.clone(), tx.again());
+            self.made.push(again);
+        }
+        let of_before = self.ledger.transactions.get(&(self.height - 1)).and_then(|txs| txs.first());
+        if let (Some(transaction), Some(was)) = (before, of_before.cloned())
+            && self.chance(20)
+        {
+            let mut tx = Tx::new(was.proposer, was.payer, was.authorizers);
+            (tx.script, tx.arguments, tx.imports) =
+                (transaction.script.clone(), transaction.arguments.clone(), was.imports);
+            self.made.push((transaction, tx.again()));
+        }
+        if self.chance(20) {
+            let service = self.service();
+            let mut tx = Tx::new(service, service, vec![service]);
+            let beacon = ContractId::new(service, "NodeVersionBeacon");
+            tx.scripted(vec![beacon.clone()], "upgrade");
+            tx.event(
+                &format!("{beacon}.ProtocolStateVersionUpgrade"),
+                &[("activeView", cdc::number("UInt64", 1))],
+            );
+            self.pay_fee(&mut tx);
+            self.finish(tx);
+        }
     }
 
     /// Gives a user's transaction its id and keeps it.
@@ -204,6 +242,10 @@ impl<'g> BlockBuilder<'g> {
                     &[("id", cdc::number("UInt64", number)), ("priority", cdc::number("UInt8", 1))],
                 );
                 tx.did(Deed::Scheduled);
+                if self.options.is_odd && self.chance(50) {
+                    tx.events.clear();
+                    tx.error = Some("[Error Code: 1101] cadence runtime error: the call panicked".into());
+                }
                 all.push(tx);
             }
         }
@@ -230,7 +272,13 @@ impl<'g> BlockBuilder<'g> {
     fn collections(&mut self, users: usize) -> Vec<Bytes> {
         let mut of = Vec::with_capacity(self.made.len());
         while of.len() < users {
-            let size = self.rng.random_range(1..=MAX_COLLECTION).min(users - of.len());
+            let left = users - of.len();
+            let size = match self.options.is_odd {
+                false => self.rng.random_range(1..=MAX_COLLECTION).min(left),
+                // No two collections are the same, though transactions are.
+                true if of.is_empty() && left > 2 => left - 1,
+                true => left,
+            };
             let ids: Vec<_> = self.made[of.len()..of.len() + size]
                 .iter()
                 .map(|(transaction, _)| transaction_id(transaction))
@@ -257,9 +305,15 @@ impl<'g> BlockBuilder<'g> {
             collections.iter().filter(|id| id.iter().any(|byte| *byte != 0)).cloned().collect();
         guaranteed.dedup();
         let mut chunks: Vec<Chunk> = Vec::new();
+        let mut service_events: Vec<ServiceEvent> = Vec::new();
         let mut transactions = Vec::with_capacity(made.len());
         let mut records = Vec::with_capacity(made.len());
-        for ((index, (transaction, tx)), collection_id) in (0u32..).zip(made).zip(&collections) {
+        for ((index, (transaction, mut tx)), collection_id) in (0u32..).zip(made).zip(&collections) {
+            let is_service = |name: &str| name.ends_with(".ProtocolStateVersionUpgrade");
+            if let Some(place) = tx.events.iter().position(|(name, _)| is_service(name)) {
+                let behind = tx.done.iter_mut().filter(|done| done.event_index as usize > place);
+                behind.for_each(|done| done.event_index += 1);
+            }
             let tx_id = *transaction_id(&transaction).as_bytes();
             let computation = if tx.is_system { 0 } else { rng.random_range(5..500) };
             let of_collection =
@@ -292,18 +346,30 @@ impl<'g> BlockBuilder<'g> {
                 event_types: tx.events.iter().map(|(name, _)| name.clone()).collect(),
                 done: tx.done,
             });
-            let event = |(event_index, (name, payload)): (u32, (String, Bytes))| Event {
-                r#type: name,
-                transaction_id: Bytes::copy_from_slice(&tx_id),
-                transaction_index: index,
-                event_index,
-                payload,
+            // Execution nodes counted a service event twice.
+            let mut skipped = 0;
+            let mut event = |(place, (name, payload)): (u32, (String, Bytes))| {
+                let event_index = place + skipped;
+                if is_service(&name) {
+                    skipped += 1;
+                    service_events.push(ServiceEvent {
+                        r#type: "protocol-state-version-upgrade".into(),
+                        payload: Bytes::from_static(b"{}"),
+                    });
+                }
+                Event {
+                    r#type: name,
+                    transaction_id: Bytes::copy_from_slice(&tx_id),
+                    transaction_index: index,
+                    event_index,
+                    payload,
+                }
             };
             let result = TransactionResult {
                 status: TransactionStatus::Sealed as i32,
                 status_code: u32::from(tx.error.is_some()),
                 error_message: tx.error.unwrap_or_default(),
-                events: (0..).zip(tx.events).map(event).collect(),
+                events: (0..).zip(tx.events).map(&mut event).collect(),
                 block_id: block_id.clone(),
                 transaction_id: Bytes::copy_from_slice(&tx_id),
                 collection_id: collection_id.clone(),
@@ -336,6 +402,7 @@ impl<'g> BlockBuilder<'g> {
             previous_result_id: result_of(&parent_id),
             block_id: block_id.clone(),
             chunks,
+            service_events,
             execution_data_id: id(&[b"data", &block_id]),
         };
         let block_header = Some(BlockHeader {

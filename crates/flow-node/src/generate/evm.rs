@@ -1,16 +1,16 @@
 //! EVM transactions: signed ones that Cadence runs, and direct calls of Cadence-owned accounts. Encoded here on its own, from flow-go's
 //! `fvm/evm/types`.
 
-use alloy_consensus::crypto::secp256k1::sign_message;
 use alloy_consensus::{
     SignableTransaction, Signed, Transaction as _, TxEip1559, TxEip2930, TxEnvelope, TxLegacy,
 };
 use alloy_eips::Encodable2718;
-use alloy_primitives::{Address, B256, TxKind, U256, keccak256};
+use alloy_primitives::{Address, B256, Signature, TxKind, U256, keccak256};
 use alloy_rlp::Encodable;
 use cairn_flow::FlowAddress;
-use rand::Rng;
-use secp256k1::{PublicKey, SecretKey};
+use rand::RngExt;
+use secp256k1::ecdsa::RecoverableSignature;
+use secp256k1::{Message, PublicKey, SecretKey};
 
 use super::block::BlockBuilder;
 use super::transaction::Tx;
@@ -132,6 +132,53 @@ impl BlockBuilder<'_> {
                 address: self.any_address(),
                 topics: (0..topics).map(|_| self.word()).collect(),
                 data: if self.chance(2) { vec![9; 9_000] } else { self.some_bytes(64) },
+            });
+            self.evm.logs += 1;
+        }
+        logs
+    }
+
+    /// What tokens and collections of the EVM log: movements between few parties, of which some have not what they give.
+    fn token_logs(&mut self, hash: B256) -> Vec<EvmLog> {
+        let draw = keccak256([hash.as_slice(), b"tokens"].concat());
+        let party = |byte: u8| match byte % 6 {
+            0 => B256::ZERO,
+            number => Address::repeat_byte(number).into_word(),
+        };
+        let word = |number: u64| B256::from(U256::from(number)).to_vec();
+        let mut logs = Vec::new();
+        for at in 0..usize::from(draw[0] % 4) {
+            let bytes = &draw[1 + at * 6..][..6];
+            let (from, to) = (party(bytes[1]), party(bytes[2]));
+            let (id, amount) = (u64::from(bytes[3] % 8), u64::from(bytes[4]) + 1);
+            let operator = Address::repeat_byte(9).into_word();
+            let (name, topics, data) = match bytes[0] % 5 {
+                0 | 1 => ("Transfer(address,address,uint256)", vec![from, to], word(amount)),
+                2 => {
+                    let id = B256::from(U256::from(id));
+                    ("Transfer(address,address,uint256)", vec![from, to, id], Vec::new())
+                }
+                3 => {
+                    let name = "TransferSingle(address,address,address,uint256,uint256)";
+                    (name, vec![operator, from, to], [word(id), word(amount)].concat())
+                }
+                _ => {
+                    let name = "TransferBatch(address,address,address,uint256[],uint256[])";
+                    let arrays = [64, 160, 2, id, id + 1, 2, amount, 1].map(word).concat();
+                    (name, vec![operator, from, to], arrays)
+                }
+            };
+            // Two tokens, and a collection of each standard.
+            let contract = match bytes[0] % 5 {
+                0 | 1 => 0xe0 + bytes[5] % 2,
+                2 => 0xe2,
+                _ => 0xe3,
+            };
+            logs.push(EvmLog {
+                index: self.evm.logs,
+                address: Address::repeat_byte(contract),
+                topics: [vec![keccak256(name)], topics].concat(),
+                data,
             });
             self.evm.logs += 1;
         }
@@ -409,6 +456,9 @@ impl BlockBuilder<'_> {
     fn executed(&mut self, tx: &mut Tx, mut evm: EvmTx, payload: Vec<u8>, outcome: Outcome) {
         (evm.error_code, evm.gas_used, evm.created) = (outcome.error_code, outcome.gas_used, outcome.created);
         evm.logs = if evm.error_code == 0 { self.logs() } else { Vec::new() };
+        if evm.error_code == 0 && self.options.has_evm_tokens {
+            evm.logs.extend(self.token_logs(evm.hash));
+        }
         let message = match evm.error_code {
             0 => "",
             306 => "execution reverted",
@@ -503,10 +553,11 @@ impl BlockBuilder<'_> {
 
 fn sign<T>(secret: B256, tx: T) -> TxEnvelope
 where
-    T: SignableTransaction<alloy_primitives::Signature>,
+    T: SignableTransaction<Signature>,
     TxEnvelope: From<Signed<T>>,
 {
-    let signature = sign_message(secret, tx.signature_hash())
-        .expect("a key below the order of the curve signs every hash");
-    tx.into_signed(signature).into()
+    let key = SecretKey::from_secret_bytes(secret.0).expect("below the order of the curve");
+    let digest = Message::from_digest(tx.signature_hash().0);
+    let (recovery, bytes) = RecoverableSignature::sign_ecdsa_recoverable(digest, &key).serialize_compact();
+    tx.into_signed(Signature::from_bytes_and_parity(&bytes, u8::from(recovery) & 1 == 1)).into()
 }

@@ -1,7 +1,7 @@
 //! Fungible tokens: FLOW, and `ExampleToken`. Vaults have ids, and what moves is a vault, also where no event says so.
 
 use cairn_flow::FlowAddress;
-use rand::Rng;
+use rand::RngExt;
 
 use super::block::BlockBuilder;
 use super::transaction::Tx;

@@ -1,7 +1,7 @@
 //! What nobody asked for: failed transactions with odd words, events too large for a row, every kind of value, names of others.
 
 use cairn_flow::FlowAddress;
-use rand::Rng;
+use rand::RngExt;
 
 use super::block::BlockBuilder;
 use super::transaction::Tx;

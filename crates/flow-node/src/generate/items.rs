@@ -2,7 +2,7 @@
 //! id alone.
 
 use cairn_flow::FlowAddress;
-use rand::Rng;
+use rand::RngExt;
 
 use super::block::BlockBuilder;
 use super::transaction::Tx;

@@ -27,6 +27,8 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
 use cairn_flow::Network;
+use cairn_flow::proto::Transaction;
+use prost::Message;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -34,6 +36,7 @@ use crate::behaviour::Behaviour;
 use crate::chain::Chain;
 use crate::ledger::{Account, ContractId, Counters, Key, Ledger};
 use crate::server::{State, lock};
+use accounts::ELDER;
 use block::BlockBuilder;
 
 /// Milliseconds since 1970 of the root block.
@@ -63,6 +66,13 @@ pub struct GeneratorOptions {
     pub old_heights: u64,
     /// How many of the newest blocks aren't sealed yet.
     pub unsealed_heights: u64,
+    /// Whether EVM transactions log what tokens and collections do. It draws no number, so that all else of a chain stays what it is.
+    pub has_evm_tokens: bool,
+    /// Whether an account is older than the root, and is named first by a later block. Of it no event tells.
+    pub has_elder: bool,
+    /// Whether blocks have oddities of the real network: a transaction once more, of the same block or of the one before, which then fails; a service event with an
+    /// index missing behind it; scheduled calls that fail.
+    pub is_odd: bool,
 }
 
 impl GeneratorOptions {
@@ -77,6 +87,9 @@ impl GeneratorOptions {
             rlp_heights: 40,
             old_heights: 120,
             unsealed_heights: 0,
+            has_evm_tokens: false,
+            has_elder: false,
+            is_odd: false,
         }
     }
 }
@@ -137,6 +150,9 @@ impl Generator {
             };
             ledger.accounts.set(address, before, Account { keys: vec![key], ..Account::default() });
         }
+        if options.has_elder {
+            ledger.accounts.set(ELDER, before, accounts::elder(before));
+        }
         ledger.counters.set(
             before,
             Counters {
@@ -178,7 +194,11 @@ impl Generator {
             let State { chain, ledger, .. } = &mut *state;
             let sealed_id = height.checked_sub(SEALED_AFTER).and_then(|sealed| chain.at(sealed));
             let links = (parent_id, sealed_id.map(|block| block.id.clone()));
-            let draft = BlockBuilder::new(&self.options, self.forks, ledger, rng, height, links).build();
+            let before = height.checked_sub(1).and_then(|before| chain.at(before));
+            let before = before.and_then(|block| block.transactions.first()).filter(|tx| !tx.is_system());
+            let before = before.and_then(|tx| Transaction::decode(tx.transaction.clone()).ok());
+            let draft =
+                BlockBuilder::new(&self.options, self.forks, ledger, rng, height, links).build(before);
             chain.push(&draft);
         }
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use cairn_flow::FlowAddress;
 use cairn_flow::proto::Signature;
-use rand::Rng;
+use rand::RngExt;
 
 use super::block::{BlockBuilder, hash};
 use super::moves::OnTheWay;
@@ -50,6 +50,15 @@ impl Tx {
             done: Vec::new(),
             on_the_way: OnTheWay::default(),
         }
+    }
+
+    /// The same once more: it fails, since its sequence number is used up, and leaves nothing.
+    pub fn again(&self) -> Tx {
+        let mut again = Tx::new(self.proposer, self.payer, self.authorizers.clone());
+        (again.script, again.arguments, again.imports) =
+            (self.script.clone(), self.arguments.clone(), self.imports.clone());
+        again.error = Some("[Error Code: 1007] invalid proposal key: the sequence number was used".into());
+        again
     }
 
     /// Emits an event.
@@ -180,7 +189,7 @@ impl BlockBuilder<'_> {
     }
 
     /// Takes the fee from the payer: the last events of every transaction, failed ones too.
-    fn pay_fee(&mut self, tx: &mut Tx) {
+    pub fn pay_fee(&mut self, tx: &mut Tx) {
         let flow = self.cast.flow.clone();
         let fee = self.rng.random_range(100..20_000);
         if self.balance(&flow, tx.payer) < fee {

@@ -4,12 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cairn_core::ErrorKind;
 use cairn_store::derived::rules::demand_raw;
 use cairn_store::derived::{ApplyProgress, ForkState};
 use cairn_store::{ReorgEntry, StoreError};
+use tokio::time::Instant;
 
 use super::context::Context;
 use super::error::DeriveError;
+use super::worker::ends_all;
 use super::{ahead, standing};
 use crate::backoff::Backoff;
 
@@ -21,18 +24,19 @@ pub(super) async fn adopt(context: &Context) -> Result<Option<ForkState>, Derive
     let mut backoff = Backoff::new(100, 5_000, context.options.seed);
     while !context.stop.is_cancelled() {
         match try_adopt(context).await {
-            Ok(state) => return Ok(Some(state)),
-            Err(DeriveError::Store(error))
-                if error.kind().is_retryable() || matches!(error, StoreError::Invalid(_)) =>
-            {
-                tracing::debug!(%error, "derived work waits for its stores");
+            Ok(state) => {
+                context.beside("adopt", Ok::<_, DeriveError>(()));
+                return Ok(Some(state));
+            }
+            Err(error) if ends_all(&error) => return Err(error),
+            Err(error) => {
+                context.beside("adopt", Err::<(), _>(error));
                 tokio::select! {
                     biased;
                     () = context.stop.cancelled() => {}
                     () = tokio::time::sleep(backoff.next_pause()) => {}
                 }
             }
-            Err(error) => return Err(error),
         }
     }
     Ok(None)
@@ -68,14 +72,19 @@ fn other(what: String) -> DeriveError {
     StoreError::OtherRaw { what }.into()
 }
 
+/// For so long what was applied is taken for applied: a failover of the database may take the newest commits back.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
 /// Applies entries as they come until told to stop.
 pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
     let mut listener = context.wake.listen();
     let mut backoff = Backoff::new(50, 2_000, context.options.seed ^ 0xa991);
     let poll = Duration::from_millis(context.options.poll_ms);
+    let mut known = None;
     while !context.stop.is_cancelled() {
-        match apply_new(&context).await {
+        match apply_new(&context, &mut known).await {
             Ok(0) => {
+                context.beside("apply", Ok::<_, DeriveError>(()));
                 backoff.reset();
                 tokio::select! {
                     biased;
@@ -83,25 +92,36 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
                     () = listener.wait(poll) => {}
                 }
             }
-            Ok(_) => context.wake.tick(),
-            Err(DeriveError::Store(error)) if error.kind().is_retryable() => {
-                tracing::debug!(%error, "a reorg waits to be applied");
+            Ok(_) => {
+                context.beside("apply", Ok::<_, DeriveError>(()));
+                context.wake.tick();
+            }
+            Err(error) if ends_all(&error) => return Err(error),
+            Err(error) => {
+                // Another's step, or a reorg that is not wholly in the raw store yet, is nothing to tell of.
+                match error.kind() {
+                    ErrorKind::Wait => tracing::debug!(%error, "a reorg waits to be applied"),
+                    _ => drop(context.beside("apply", Err::<(), _>(error))),
+                }
                 tokio::select! {
                     biased;
                     () = context.stop.cancelled() => {}
                     () = tokio::time::sleep(backoff.next_pause()) => {}
                 }
             }
-            Err(error) => return Err(error),
         }
     }
     Ok(())
 }
 
-/// Applies what is there; returns how many entries.
-pub(super) async fn apply_new(context: &Context) -> Result<u64, DeriveError> {
-    let Some(state) = context.app.forks().await? else { return Ok(0) };
+/// Applies what is there; returns how many entries. `known` is the newest one that was applied, and when that was seen.
+async fn apply_new(context: &Context, known: &mut Option<(u64, Instant)>) -> Result<u64, DeriveError> {
     let newest = context.wake.head().map_or(0, |head| head.newest_reorg.id);
+    if known.is_some_and(|(known, seen)| newest <= known && seen.elapsed() < KNOWN_FOR) {
+        return Ok(0);
+    }
+    let Some(state) = context.app.forks().await? else { return Ok(0) };
+    *known = Some((state.applied.id, Instant::now()));
     if newest <= state.applied.id {
         return Ok(0);
     }

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_core::ErrorKind;
 use cairn_store::StoreError;
 
 use super::context::Context;
@@ -21,7 +20,8 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
     let pause = Duration::from_millis(context.options.clear_ms.max(1));
     let mut seen = BTreeMap::new();
     while !context.stop.is_cancelled() {
-        round(&context, &mut seen).await?;
+        let looked = round(&context, &mut seen).await;
+        context.beside("clear", looked);
         tokio::select! {
             biased;
             () = context.stop.cancelled() => {}
@@ -31,17 +31,9 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
     Ok(())
 }
 
-/// `seen` is how many steps there were at the last round, by service. An error is one that ends all derived work of this process.
+/// `seen` is how many steps there were at the last round, by service.
 async fn round(context: &Context, seen: &mut BTreeMap<String, u64>) -> Result<(), StoreError> {
-    let snapshot = match context.app.snapshot().await {
-        Ok(snapshot) => snapshot,
-        Err(error) if error.kind() == ErrorKind::Halt => return Err(error),
-        // Before the store follows a raw store there is nothing to clear either.
-        Err(error) => {
-            tracing::debug!(%error, "can't tell whether something is to be cleared; it is looked at again");
-            return Ok(());
-        }
-    };
+    let snapshot = context.app.snapshot().await?;
     let now: BTreeMap<String, u64> = snapshot
         .rebuilds()
         .iter()
@@ -50,6 +42,7 @@ async fn round(context: &Context, seen: &mut BTreeMap<String, u64>) -> Result<()
         .collect();
     drop(snapshot);
     let before = std::mem::replace(seen, now.clone());
+    let mut failed = None;
     for (service, steps) in now {
         if before.get(&service) != Some(&steps) {
             continue;
@@ -63,12 +56,14 @@ async fn round(context: &Context, seen: &mut BTreeMap<String, u64>) -> Result<()
                 seen.remove(&service);
                 context.wake.tick();
             }
-            Err(error) if error.kind() == ErrorKind::Halt => return Err(error),
             // The others are not in its way.
-            Err(error) => tracing::warn!(service, %error, "a reset could not be finished; it is tried again"),
+            Err(error) => {
+                tracing::warn!(service, %error, "a reset could not be finished; it is tried again");
+                failed = Some(error);
+            }
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 async fn clear(context: &Context, service: &str) -> Result<(), StoreError> {

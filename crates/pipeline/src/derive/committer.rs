@@ -1,12 +1,12 @@
 //! The committer: repairs checkpoints (5 s), reaps expired leases (30 s), and looks for gaps, dead leases, errors of dead forks and
 //! whatever stands on none of the raw store's blocks (60 s).
 //!
-//! Any number of processes may run one; each job is one transaction, and doing it twice changes nothing.
+//! Any number of processes may run one; each job is one transaction, and doing it twice changes nothing. A job that fails is done again at its next time, whatever it failed with; only
+//! an app store that stands on no block of the raw store ends derived work.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_core::ErrorKind;
 use cairn_store::StoreError;
 use cairn_store::derived::{LeaseGap, rules};
 use tokio::time::{Instant, sleep_until};
@@ -32,16 +32,16 @@ pub(super) async fn run(context: Arc<Context>) -> Result<(), DeriveError> {
             biased;
             () = context.stop.cancelled() => return Ok(()),
             () = sleep_until(next_repair) => {
-                settled("repair", repair_checkpoints(&context).await)?;
+                context.beside("repair", repair_checkpoints(&context).await);
                 next_repair = Instant::now() + repair;
             }
             () = sleep_until(next_reap) => {
-                settled("reap", reap_expired(&context).await)?;
+                context.beside("reap", reap_expired(&context).await);
                 next_reap = Instant::now() + reap;
             }
             () = sleep_until(next_detect) => {
-                settled("detect", look(&context).await)?;
-                settled("forget", orphans::forget_errors(&context).await.map(drop))?;
+                context.beside("detect", look(&context).await);
+                context.beside("forget", orphans::forget_errors(&context).await);
                 stand(&context, &mut lacked).await?;
                 next_detect = Instant::now() + detect;
             }
@@ -61,24 +61,12 @@ async fn stand(context: &Context, lacked: &mut bool) -> Result<(), DeriveError> 
         Err(error) => Err(error),
     };
     match looked {
+        Err(error) if worker::ends_all(&error) => Err(error),
         // A raw row that can't be read stops the ranges that need it, and not all work.
-        Err(error) if !worker::ends_all(&error) => {
-            tracing::warn!(%error, "can't tell now whether what was derived stands on what is stored; it is looked at again");
+        looked => {
+            context.beside("stand", looked);
             Ok(())
         }
-        looked => looked,
-    }
-}
-
-/// A job that failed is done again at its next time; only what no retry mends ends the committer.
-fn settled(job: &'static str, done: Result<(), StoreError>) -> Result<(), DeriveError> {
-    match done {
-        Err(error) if error.kind() == ErrorKind::Halt => Err(error.into()),
-        Err(error) => {
-            tracing::warn!(job, %error, "a job of the committer failed; it is done again");
-            Ok(())
-        }
-        Ok(()) => Ok(()),
     }
 }
 

@@ -12,10 +12,12 @@ use super::ahead::Ahead;
 use super::error::DeriveError;
 use super::faults::Faults;
 use super::guard::text_of;
+use super::looks::Looks;
 use super::options::{Compute, DeriveOptions};
+use super::read::SharedTip;
 use super::recent::RecentBlocks;
 use super::refusals::Refusals;
-use super::report::Report;
+use super::report::{Dropped, Report};
 use super::status::DeriveBoard;
 use super::troubles::Troubles;
 use super::unanswered::Unanswered;
@@ -29,6 +31,10 @@ pub(super) struct Context {
     pub options: DeriveOptions,
     /// What mappers read last.
     pub recent: RecentBlocks,
+    /// What workers read of the tip together.
+    pub tip: SharedTip,
+    /// What workers that wait go by.
+    pub looks: Looks,
     /// What nodes call final.
     pub ahead: Ahead,
     /// What a node doesn't answer.
@@ -37,6 +43,8 @@ pub(super) struct Context {
     pub troubles: Troubles,
     /// Whose faults are counted each by itself.
     pub faults: Faults,
+    /// What the error log has no room for.
+    pub dropped: Dropped,
     /// What the database refused since the last commit.
     pub refusals: Refusals,
     pub board: DeriveBoard,
@@ -54,6 +62,31 @@ pub(super) struct Prepared {
 }
 
 impl Context {
+    /// What came of a job beside the workers. It ends nothing but itself: one that failed is counted, told of where that lasts, named on the board, and done again at its next time.
+    pub fn beside<T>(&self, job: &'static str, done: Result<T, impl Into<DeriveError>>) -> Option<T> {
+        match done {
+            Ok(done) => {
+                if let Some(lasted) = self.troubles.over(job) {
+                    tracing::info!(job, lasted_s = lasted.as_secs(), "this job gets on again");
+                }
+                metrics::gauge!("cairn_derive_job_failing", "job" => job).set(0.0);
+                self.board.job(job, None);
+                Some(done)
+            }
+            Err(error) => {
+                let error: DeriveError = error.into();
+                metrics::counter!("cairn_derive_job_failures_total", "job" => job).increment(1);
+                metrics::gauge!("cairn_derive_job_failing", "job" => job).set(1.0);
+                tracing::debug!(job, %error, "a job beside the workers failed; it is done again");
+                if let Some(lasts) = self.troubles.met(job) {
+                    tracing::warn!(job, lasts_s = lasts.as_secs(), %error, "this job doesn't get on; it is tried again and again");
+                }
+                self.board.job(job, Some(error.to_string()));
+                None
+            }
+        }
+    }
+
     /// Runs `work` where the options say. A panic is an error of what was computed.
     pub async fn compute<T: Send + 'static>(
         &self,

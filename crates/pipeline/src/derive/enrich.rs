@@ -1,14 +1,15 @@
 //! One chunk of an enricher: things that event rows name, asked of a node once.
 //!
 //! A thing that a block above finality names is asked at that very block, so that a reorg that takes the answer also takes the range back in which it is asked
-//! again; anything else is asked at the finalised block. An archive that catches up asks at the node's finalised block, above its own tip ([`super::ahead`]). A chunk ends where rows that name things are being made again. A range that is made again asks about what is known too;
+//! again; anything else is asked at the finalised block. An enricher of what was before ([`Enricher::asks_before`]) is asked at the parent of the block that names the thing
+//! first, on whichever fork: a reorg below which nothing names it leaves what was true there. An archive that catches up asks at the node's finalised block, above its own tip ([`super::ahead`]). A chunk ends where rows that name things are being made again. A range that is made again asks about what is known too;
 //! what is known stays where the node has no answer now. No transaction is open while a node is asked. A chunk that names more than one commit takes is cut, down to one
 //! block ([`super::asking`]). What only it fails over is given up in the end ([`super::unanswered`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cairn_core::{BlockRef, Height, HeightRange, Parts};
+use cairn_core::{BlockRef, Height, HeightRange, LinkedRef, Parts};
 use cairn_store::derived::{ChunkCommit, Key, LeaseKind, Row, TableRows, WorkerLease};
 
 use super::asking::{Answer, Answers, Question, Worth, ask_all};
@@ -19,6 +20,13 @@ use super::processor::Enricher;
 use super::read::{not_yet, read_raw};
 use super::steps::{self, Steps};
 
+/// The parent of the block at a height, where that is stored.
+async fn parent_of(context: &Context, height: Height) -> Result<Option<BlockRef>, DeriveError> {
+    let linked = context.raw.snapshot().await?.linked_ref(height).await?;
+    let parent = |linked: LinkedRef| BlockRef { height: linked.block.height - 1, id: linked.parent_id };
+    Ok(linked.map(parent))
+}
+
 pub(super) async fn prepare(
     context: &Context,
     enricher: &Arc<dyn Enricher>,
@@ -28,7 +36,7 @@ pub(super) async fn prepare(
     let asks_again = lease.kind == LeaseKind::Reindex;
     let mut steps = Steps::begin(enricher.service());
     let max_bytes = context.options.chunk_bytes;
-    let mut chunk = read_raw(&context.raw, &context.app, heights, Parts::empty(), max_bytes, None).await?;
+    let mut chunk = read_raw(context, heights, Parts::empty(), max_bytes, None).await?;
     if asks_again && chunk.finalized.is_some() && chunk.finalized_exclusive == Height::ZERO {
         // No block is known to be settled now. What is asked at the block that names it would come to lie below the answer that it is to replace.
         return Err(not_yet("reorgs that the raw store has had"));
@@ -58,9 +66,9 @@ pub(super) async fn prepare(
     if chunk.heights.is_empty() {
         return Err(not_yet(format!("events of heights {heights}")));
     }
-    let mut first_named: BTreeMap<Key, BlockRef> = BTreeMap::new();
+    let mut first_named: BTreeMap<Key, LinkedRef> = BTreeMap::new();
     let by_height: BTreeMap<_, _> =
-        chunk.blocks.iter().map(|block| (block.facts.height, block.facts.block_ref())).collect();
+        chunk.blocks.iter().map(|block| (block.facts.height, block.facts.linked_ref())).collect();
     for (table, rows) in events.iter().enumerate() {
         for row in rows {
             let Some(block) = row.0[0].as_height().and_then(|height| by_height.get(&height)) else {
@@ -70,7 +78,7 @@ pub(super) async fn prepare(
             enricher.wanted(table, row, &mut wanted);
             for key in wanted {
                 let named = first_named.entry(key).or_insert(*block);
-                if block.height < named.height {
+                if block.block.height < named.block.height {
                     *named = *block;
                 }
             }
@@ -86,23 +94,43 @@ pub(super) async fn prepare(
         known.extend(keys.iter().zip(rows).filter_map(|(key, row)| Some((key.clone(), asked_at(&row?)))));
     }
     if !asks_again {
-        first_named.retain(|key, _| !known.contains_key(key));
+        let is_old = |asked: Height, named: &LinkedRef| {
+            enricher.asks_again_after().is_some_and(|after| named.block.height.since(asked) >= after)
+        };
+        first_named.retain(|key, named| match known.get(key) {
+            None => true,
+            Some(at) => at.is_some_and(|asked| is_old(asked, named)),
+        });
     }
     drop(snapshot);
 
-    let ahead = match first_named.is_empty() {
+    let asks_before = enricher.asks_before();
+    let ahead = match first_named.is_empty() || asks_before {
         true => None,
         false => context.ahead.finalized(enricher, chunk.tip).await,
     };
     let settled = chunk.finalized.filter(|_| chunk.finalized_exclusive.get() > 0);
-    let question = |(key, named): (Key, BlockRef)| match (ahead, settled) {
-        (Some(at), _) => Question { key, named: named.height, at, is_settled: true },
-        (None, Some(at)) if named.height <= at.height => {
-            Question { key, named: named.height, at, is_settled: true }
-        }
-        _ => Question { key, named: named.height, at: named, is_settled: false },
-    };
-    let mut questions: Vec<Question> = first_named.into_iter().map(question).collect();
+    let mut questions: Vec<Question> = Vec::with_capacity(first_named.len());
+    for (key, named) in first_named {
+        let LinkedRef { block: named, parent_id } = named;
+        let is_below = settled.is_some_and(|at| named.height <= at.height);
+        let (at, is_settled) = match (ahead, settled) {
+            _ if asks_before => {
+                let Some(height) = named.height.get().checked_sub(1) else { continue };
+                let first = BlockRef { height: Height(height), id: parent_id };
+                // An earlier block may have named it before: then it is asked about where it was.
+                let at = match known.get(&key).copied().flatten() {
+                    Some(asked) => parent_of(context, asked.next()).await?,
+                    None => Some(first),
+                };
+                (at.unwrap_or(first), is_below)
+            }
+            (Some(at), _) => (at, true),
+            (None, Some(at)) if is_below => (at, true),
+            _ => (named, false),
+        };
+        questions.push(Question { key, named: named.height, at, is_settled });
+    }
     let (service, start) = (enricher.service().name, chunk.heights.start());
     if asks_again {
         // What is said of a lower block would lie below the answer that it is to replace, and change nothing.

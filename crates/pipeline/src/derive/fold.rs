@@ -31,7 +31,7 @@ pub(super) async fn prepare(
 ) -> Result<Prepared, DeriveError> {
     let mut steps = Steps::begin(folder.service());
     let max_bytes = context.options.chunk_bytes;
-    let mut chunk = read_raw(&context.raw, &context.app, heights, folder.parts(), max_bytes, None).await?;
+    let mut chunk = read_raw(context, heights, folder.parts(), max_bytes, None).await?;
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
     demand_own_checkpoint(&*snapshot, folder.service().name, chunk.heights.start())?;

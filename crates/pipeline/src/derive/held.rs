@@ -15,6 +15,8 @@ pub(super) struct Lost;
 
 pub(super) struct Held {
     pub lease: WorkerLease,
+    /// When its claim was answered.
+    pub claimed_at: Instant,
     app: Arc<dyn DerivedStore>,
     ttl_ms: u64,
     term: LeaseTerm,
@@ -29,7 +31,13 @@ impl Held {
         margin_ms: u64,
         asked_at: Instant,
     ) -> Self {
-        Held { lease, app, ttl_ms, term: LeaseTerm::new(ttl_ms, margin_ms, asked_at) }
+        Held {
+            lease,
+            claimed_at: Instant::now(),
+            app,
+            ttl_ms,
+            term: LeaseTerm::new(ttl_ms, margin_ms, asked_at),
+        }
     }
 
     /// The store renewed it by a call that began at `asked_at`.
@@ -44,6 +52,16 @@ impl Held {
             biased;
             done = &mut work => Ok(done),
             Lost = self.beat() => Err(Lost),
+        }
+    }
+
+    /// Does `work` to its end while the lease is kept alive beside it, and says whether it still is.
+    pub async fn keep_through<T>(&self, work: impl Future<Output = T>) -> (T, Result<(), Lost>) {
+        let mut work = pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => (done, Ok(())),
+            Lost = self.beat() => (work.await, Err(Lost)),
         }
     }
 

@@ -38,7 +38,7 @@ pub(super) async fn prepare(
     // What is made again is made of what is stored now.
     let recent = Some(&context.recent).filter(|_| lease.kind == LeaseKind::Index);
     let max_bytes = context.options.chunk_bytes;
-    let mut chunk = read_raw(&context.raw, &context.app, heights, parts, max_bytes, recent).await?;
+    let mut chunk = read_raw(context, heights, parts, max_bytes, recent).await?;
     steps.done(steps::READ);
     let service = mapper.service();
     let blocks = std::mem::take(&mut chunk.blocks);

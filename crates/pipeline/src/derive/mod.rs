@@ -23,6 +23,7 @@ mod fold;
 mod guard;
 mod held;
 mod indexes;
+mod looks;
 mod map;
 mod options;
 mod orphans;
@@ -37,8 +38,10 @@ mod standing;
 pub mod state;
 pub mod status;
 mod steps;
+mod strays;
 mod troubles;
 mod unanswered;
+mod waiting;
 mod wake;
 mod worker;
 
@@ -46,11 +49,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_core::{ErrorKind, Height};
+use cairn_core::Height;
 use cairn_store::derived::{Catalog, DerivedStore, ErrorLog};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use context::Context;
@@ -66,6 +70,10 @@ pub use options::{Compute, DeriveOptions, MalformedPolicy};
 const PRUNE_ROWS: usize = 10_000;
 /// How often maintenance comes round, in milliseconds.
 const MAINTAIN_MS: u64 = 10_000;
+/// How often it looks for closed errors that are old.
+const PRUNE_ERRORS_EVERY: Duration = Duration::from_secs(3_600);
+/// Such errors that are deleted by one statement.
+const PRUNE_ERRORS: usize = 1_000;
 
 /// Runs processors over a raw store into an app store.
 pub struct Deriver {
@@ -106,11 +114,14 @@ impl Deriver {
             errors,
             catalog,
             recent: recent::RecentBlocks::new(options.recent_bytes),
+            tip: read::SharedTip::default(),
+            looks: looks::Looks::default(),
             ahead: ahead::Ahead::default(),
             unanswered: unanswered::Unanswered::default(),
             troubles: troubles::Troubles::default(),
             options,
             faults: faults::Faults::default(),
+            dropped: report::Dropped::default(),
             refusals: refusals::Refusals::default(),
             board: DeriveBoard::default(),
             wake: wake::Wake::default(),
@@ -167,7 +178,7 @@ async fn run_tasks(
     let poll = Duration::from_millis(context.options.poll_ms.max(1));
     tasks.spawn({
         let context = context.clone();
-        async move { Ok(context.wake.follow(&context.raw, poll, hint, &context.stop).await?) }
+        async move { context.wake.follow(&context, poll, hint).await }
     });
     let begun = tokio::select! {
         biased;
@@ -254,10 +265,21 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
                     );
                     break None;
                 }
-                Err(error) if error.kind().is_retryable() => tokio::time::sleep(backoff.next_pause()).await,
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    let error = DeriveError::from(error);
+                    if worker::ends_all(&error) {
+                        return Err(error);
+                    }
+                    context.beside("register", Err::<(), _>(error));
+                    tokio::select! {
+                        biased;
+                        () = context.stop.cancelled() => return Ok(false),
+                        () = tokio::time::sleep(backoff.next_pause()) => {}
+                    }
+                }
             }
         };
+        context.beside("register", Ok::<_, DeriveError>(()));
         if let Some(checkpoint) = checkpoint {
             context.board.checkpoint(name, &checkpoint);
         }
@@ -280,8 +302,13 @@ async fn caught_up(context: &Context, processors: &[Processor]) -> Result<(), De
         match is_caught_up(context, processors).await {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            Err(error) if error.kind() == ErrorKind::Halt => return Err(error.into()),
-            Err(error) => tracing::debug!(%error, "can't tell yet whether all is derived"),
+            Err(error) => {
+                let error = DeriveError::from(error);
+                if worker::ends_all(&error) {
+                    return Err(error);
+                }
+                tracing::debug!(%error, "can't tell yet whether all is derived");
+            }
         }
         listener.wait(poll).await;
     }
@@ -303,9 +330,10 @@ async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<boo
     Ok(settled && processors.iter().all(done))
 }
 
-/// Makes partitions, tells up to which height nothing is undone any more, and deletes undo rows below it.
+/// Makes partitions, tells up to which height nothing is undone any more, and deletes undo rows below it, and closed errors that are old.
 async fn maintain(context: Arc<Context>, finality: watch::Sender<Height>) -> Result<(), DeriveError> {
     let mut listener = context.wake.listen();
+    let mut prune_errors_at = Instant::now();
     while !context.stop.is_cancelled() {
         if let Some(head) = context.wake.head() {
             let tip = head.tip.map(|tip| tip.height).unwrap_or_default();
@@ -320,10 +348,16 @@ async fn maintain(context: Arc<Context>, finality: watch::Sender<Height>) -> Res
                     None => Ok(0),
                 }
             };
-            match maintained.await {
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::Halt => return Err(error.into()),
-                Err(error) => tracing::warn!(%error, "maintenance of the app store failed; it is done again"),
+            let maintained = maintained.await;
+            context.beside("maintain", maintained);
+        }
+        if let Some(kept_ms) = context.options.closed_errors_kept_ms
+            && Instant::now() >= prune_errors_at
+        {
+            let pruned = context.errors.prune_closed(kept_ms, PRUNE_ERRORS).await;
+            // More are left: at the next round.
+            if context.beside("errors", pruned).is_some_and(|gone| gone < PRUNE_ERRORS as u64) {
+                prune_errors_at = Instant::now() + PRUNE_ERRORS_EVERY;
             }
         }
         tokio::select! {

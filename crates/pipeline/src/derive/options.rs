@@ -76,6 +76,10 @@ pub struct DeriveOptions {
     pub chunk_asks: usize,
     /// Bytes of answers that go into one commit, likewise.
     pub chunk_answer_bytes: usize,
+    /// Open entries that the error log has of a service at most; further warnings are counted. Fatal ones are always recorded.
+    pub max_open_errors: u64,
+    /// How long closed entries of the error log are kept; `None`: for ever.
+    pub closed_errors_kept_ms: Option<u64>,
     /// What happens to ranges with something that can't be decoded.
     pub malformed: MalformedPolicy,
     /// Where computing is done.
@@ -96,8 +100,8 @@ impl DeriveOptions {
             range_heights_of: BTreeMap::new(),
             stop_exclusive: None,
             workers_per_service: 2,
-            lease_ttl_ms: 300_000,
-            lease_margin_ms: 10_000,
+            lease_ttl_ms: 60_000,
+            lease_margin_ms: 6_000,
             chunk_heights: 500,
             chunk_bytes: 4 << 20,
             chunk_output_bytes: 32 << 20,
@@ -115,6 +119,8 @@ impl DeriveOptions {
             asks_in_flight: 4,
             chunk_asks: 256,
             chunk_answer_bytes: 8 << 20,
+            max_open_errors: 10_000,
+            closed_errors_kept_ms: Some(30 * 86_400_000),
             malformed: MalformedPolicy::Continue,
             compute: Compute::Blocking,
             seed: 0,

@@ -323,6 +323,17 @@ pub trait Enricher: Send + Sync {
     /// The table whose rows say that a thing is known already.
     fn known_in(&self) -> &'static TableDef;
 
+    /// Whether it asks what a thing was before the first block of the archive that names it: at that block's parent, each thing once, and about none that the
+    /// chain's very first block names.
+    fn asks_before(&self) -> bool {
+        false
+    }
+
+    /// After how many heights a thing that is known is asked about again, where a block names it again. `None`: never.
+    fn asks_again_after(&self) -> Option<u64> {
+        None
+    }
+
     /// The newest block that the node calls final; `None` where it doesn't say. An archive that is not that far yet asks there, since few nodes have the state
     /// of the blocks where it is.
     async fn finalized(&self) -> Result<Option<BlockRef>, AskError> {

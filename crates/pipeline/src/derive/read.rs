@@ -3,12 +3,15 @@
 //! Order matters: first what the app store has begun to apply, then one raw snapshot, whose head row is read first. The snapshot is
 //! closed before anything is computed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, Parts, StoredBlock};
 use cairn_store::derived::{DerivedStore, ForkMark, ForkState, ReadMark};
 use cairn_store::{BlocksRead, HeadRow, RawReader, RawSnapshot, StoreError};
+use tokio::time::Instant;
 
+use super::context::Context;
 use super::error::DeriveError;
 use super::recent::RecentBlocks;
 
@@ -48,42 +51,93 @@ impl RawChunk {
     }
 }
 
+/// The stores at one moment: what is read of the raw store goes with what the reorg log said.
+pub(super) struct Opened {
+    began: Instant,
+    forks: ForkState,
+    raw: Arc<dyn RawSnapshot>,
+    read: ReadMark,
+    finalized: Option<BlockRef>,
+}
+
+impl Opened {
+    async fn open(raw: &Arc<dyn RawReader>, app: &Arc<dyn DerivedStore>) -> Result<Opened, DeriveError> {
+        let began = Instant::now();
+        let forks =
+            app.forks().await?.ok_or_else(|| not_yet("derived work before the raw store was adopted"))?;
+        let raw = raw.snapshot().await?;
+        let head = raw.head();
+        if head.info.uuid != forks.raw_uuid {
+            return Err(StoreError::OtherRaw { what: "its uuid is another".into() }.into());
+        }
+        let read = read_mark(&*raw, forks.begun.id).await?;
+        let finalized = match head.stored_finalized() {
+            Some(height) => raw.linked_ref(height).await?.map(|linked| linked.block),
+            None => None,
+        };
+        Ok(Opened { began, forks, raw, read, finalized })
+    }
+}
+
+/// Workers that come to the tip at the same time read it together: a new block wakes all of them.
+#[derive(Default)]
+pub(super) struct SharedTip(tokio::sync::Mutex<Weak<Opened>>);
+
+/// How old it may be: a backend ends a snapshot after two seconds.
+const SHARED_AGE: Duration = Duration::from_millis(500);
+
+impl SharedTip {
+    /// What another worker has open just now and holds `heights`, or the stores as they are now.
+    async fn open(
+        &self,
+        raw: &Arc<dyn RawReader>,
+        app: &Arc<dyn DerivedStore>,
+        heights: HeightRange,
+    ) -> Result<Arc<Opened>, DeriveError> {
+        if heights.len() > 1 {
+            return Opened::open(raw, app).await.map(Arc::new);
+        }
+        let mut shared = self.0.lock().await;
+        let is_usable = |opened: &Arc<Opened>| {
+            opened.began.elapsed() < SHARED_AGE && opened.raw.head().range().contains(heights.start())
+        };
+        if let Some(opened) = shared.upgrade().filter(is_usable) {
+            return Ok(opened);
+        }
+        let opened = Arc::new(Opened::open(raw, app).await?);
+        *shared = Arc::downgrade(&opened);
+        Ok(opened)
+    }
+}
+
 /// Reads up to `max_bytes` of `heights`, one block more at most, and as much as the snapshot's time allows; blocks that are among `recent` ones are taken from there.
 pub(super) async fn read_raw(
-    raw: &Arc<dyn RawReader>,
-    app: &Arc<dyn DerivedStore>,
+    context: &Context,
     heights: HeightRange,
     parts: Parts,
     max_bytes: u64,
     recent: Option<&RecentBlocks>,
 ) -> Result<RawChunk, DeriveError> {
-    let forks = app.forks().await?.ok_or_else(|| not_yet("derived work before the raw store was adopted"))?;
-    let snapshot = raw.snapshot().await?;
+    let opened = context.tip.open(&context.raw, &context.app, heights).await?;
+    let Opened { forks, raw: snapshot, read, finalized, .. } = &*opened;
     let head = snapshot.head();
-    if head.info.uuid != forks.raw_uuid {
-        return Err(StoreError::OtherRaw { what: "its uuid is another".into() }.into());
-    }
-    let read = read_mark(&*snapshot, forks.begun.id).await?;
     let there = heights.intersect(head.range());
     if there.is_empty() || there.start() != heights.start() {
         return Err(not_yet(format!("raw heights {heights}")));
     }
-    let finalized_exclusive = undone_never(head, &forks);
+    let finalized_exclusive = undone_never(head, forks);
     let tip = head.tip.map_or(Height::ZERO, |tip| tip.height);
-    let finalized = match head.stored_finalized() {
-        Some(height) => snapshot.linked_ref(height).await?.map(|linked| linked.block),
-        None => None,
-    };
     // Where time ends this read, the snapshot answers nothing more.
     let BlocksRead { blocks, next } = match recent {
-        Some(recent) => recent.blocks(&*snapshot, there, parts, max_bytes).await?,
+        Some(recent) => recent.blocks(&**snapshot, there, parts, max_bytes).await?,
         None => snapshot.blocks(there, parts, max_bytes).await?,
     };
     let heights = HeightRange::new(there.start(), next);
     let parent_id = match blocks.first() {
         Some(first) => Some(first.facts.parent_id),
-        None => block_below(&*snapshot, heights.start()).await?,
+        None => block_below(&**snapshot, heights.start()).await?,
     };
+    let (read, finalized) = (read.clone(), *finalized);
     Ok(RawChunk { heights, blocks, read, finalized_exclusive, finalized, tip, parent_id })
 }
 

@@ -5,13 +5,16 @@
 //!
 //! Strangers choose how many events can't be understood, so a block may not fill the log: of those that are alike the first [`MAX_ROWS_ALIKE`] have a row each, of all
 //! the first [`MAX_ROWS_A_BLOCK`], and the rest are a number in one more row. They are taken in the processor's order, so the same block leaves the same rows whenever it is read; metrics
-//! count them all.
+//! count them all. A service that has too many open entries gets no more warnings; fatal ones, which name blocks and ranges without rows, are always recorded.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use cairn_core::{BlockFacts, BlockRef};
+use cairn_core::{BlockFacts, BlockRef, Height};
 use cairn_store::StoreError;
-use cairn_store::derived::{ErrorFilter, MAX_RAW_DATA_BYTES, NewError, Severity, WorkerLease};
+use cairn_store::derived::{ErrorFilter, MAX_RAW_DATA_BYTES, NewError, Recorded, Severity, WorkerLease};
+use tokio::time::Instant;
 
 use super::context::Context;
 use super::error::DeriveError;
@@ -24,6 +27,9 @@ const MAX_ROWS_A_BLOCK: usize = 128;
 
 /// Open errors of one service at one height that are looked through. Blocks leave fewer; were there more, the entry of a dead range would be recorded, which it is once.
 const MAX_OPEN_READ: usize = 1_000;
+
+/// How often it is told at most that the error log has no room.
+const DROPPED_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// Something for the error log, and what metrics count it under.
 pub(super) struct Report {
@@ -156,13 +162,17 @@ pub(super) async fn record(
         }
     }
     let mut all = 0;
+    let max_open = context.options.max_open_errors;
     for (labels, errors) in groups {
-        let new = context.errors.record(&errors).await?;
-        count(service, labels, new);
-        all += new;
+        let Recorded { new, dropped } = context.errors.record_within(&errors, max_open).await?;
+        context.dropped.add(service, dropped, max_open);
+        count(service, labels, new + dropped);
+        all += new + dropped;
     }
     for (error, counts) in rests {
-        if context.errors.record(&[error]).await? == 0 {
+        let Recorded { new, dropped } = context.errors.record_within(&[error], max_open).await?;
+        context.dropped.add(service, dropped, max_open);
+        if new + dropped == 0 {
             continue;
         }
         for (labels, events) in counts {
@@ -171,6 +181,36 @@ pub(super) async fn record(
         }
     }
     Ok(all)
+}
+
+/// Warnings that the error log had no room for, and when that was told last, by service.
+#[derive(Default)]
+pub(super) struct Dropped {
+    told: Mutex<BTreeMap<&'static str, (Instant, u64)>>,
+}
+
+impl Dropped {
+    /// Counts them, and tells of them at most once in [`DROPPED_TOLD_EVERY`].
+    fn add(&self, service: &'static str, dropped: u64, max_open: u64) {
+        if dropped == 0 {
+            return;
+        }
+        metrics::counter!("cairn_errors_dropped_total", "service" => service).increment(dropped);
+        let now = Instant::now();
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !told.contains_key(service);
+        let (last, untold) = told.entry(service).or_insert((now, 0));
+        *untold += dropped;
+        if is_first || now - *last >= DROPPED_TOLD_EVERY {
+            tracing::warn!(
+                service,
+                dropped = *untold,
+                max_open,
+                "the error log has as many open entries of this worker as derive.errors_max_per_worker allows: further warnings are counted and not recorded"
+            );
+            (*last, *untold) = (now, 0);
+        }
+    }
 }
 
 fn count(service: &'static str, labels: FaultLabels, events: u64) {
@@ -195,6 +235,15 @@ fn fatal(service: &ServiceInfo, block: BlockRef, message: String) -> NewError {
     }
 }
 
+/// The stored block at a height. `None` also where it can't be read: it may be what ended the range.
+async fn block_at(context: &Context, height: Height) -> Result<Option<BlockRef>, StoreError> {
+    match context.raw.snapshot().await?.linked_ref(height).await {
+        Ok(linked) => Ok(linked.map(|linked| linked.block)),
+        Err(StoreError::Corrupt { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Records what ends a range for good or for now, at its block or at the one that the range stands at.
 pub(super) async fn of_end(
     context: &Context,
@@ -206,7 +255,7 @@ pub(super) async fn of_end(
         // The event itself is there already.
         DeriveError::Malformed { .. } => return Ok(()),
         DeriveError::Process(error) => Some(error.block),
-        _ => context.raw.snapshot().await?.linked_ref(lease.done_to).await?.map(|linked| linked.block),
+        _ => block_at(context, lease.done_to).await?,
     };
     // Chains skip heights: then it is the lease that says what went wrong.
     if let Some(block) = block {
@@ -227,7 +276,7 @@ pub(super) async fn of_dead(context: &Context, lease: &WorkerLease) -> Result<()
     if context.errors.list(&open).await?.iter().any(|known| known.error.severity == Severity::Fatal) {
         return Ok(());
     }
-    let block = context.raw.snapshot().await?.linked_ref(lease.done_to).await?.map(|linked| linked.block);
+    let block = block_at(context, lease.done_to).await?;
     let WorkerLease { service, range, attempt, last_error, .. } = lease;
     let error = NewError {
         service: service.clone(),

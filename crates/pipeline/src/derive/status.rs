@@ -17,6 +17,8 @@ const NAMED_HEIGHTS: usize = 1_000;
 pub struct ServiceStatus {
     /// The height after its last complete one.
     pub next: Option<Height>,
+    /// When its checkpoint moved last, by the app store's clock, in milliseconds since 1970.
+    pub moved_at_ms: u64,
     /// It asks a node: nothing waits for it.
     pub is_enricher: bool,
     /// Rows committed since the start of this process.
@@ -55,6 +57,8 @@ pub struct DeriveStatus {
     pub open_gaps: Vec<LeaseGap>,
     /// Where ranges lie side by side on different forks, as last seen.
     pub seams: Vec<SeamAlarm>,
+    /// Jobs beside the workers (`repair`, `reap`, `apply`, `maintain`, …) that failed last time, and why. They are done again.
+    pub failing_jobs: BTreeMap<&'static str, String>,
     /// Stopped for good, and why.
     pub halted: Option<Halt>,
 }
@@ -102,6 +106,17 @@ impl DeriveBoard {
         });
     }
 
+    /// A job failed, or went well again.
+    pub(super) fn job(&self, job: &'static str, error: Option<String>) {
+        self.sender.send_if_modified(|status| match error {
+            None => status.failing_jobs.remove(job).is_some(),
+            Some(error) => {
+                let before = status.failing_jobs.insert(job, error);
+                before.as_ref() != status.failing_jobs.get(job)
+            }
+        });
+    }
+
     /// Stopped for good. What was said first stays: who met it knows more than who hears of it.
     pub(super) fn halted(&self, halt: Halt) {
         self.update(|status| {
@@ -144,14 +159,39 @@ impl DeriveBoard {
         }
     }
 
+    /// Services that have no checkpoint now: what they had made is being deleted.
+    pub(super) fn without_checkpoint(&self, has: impl Fn(&str) -> bool) {
+        self.sender.send_if_modified(|status| {
+            let mut changed = false;
+            for (_, service) in status.services.iter_mut().filter(|(name, _)| !has(name)) {
+                changed |= service.next.take().is_some();
+                service.moved_at_ms = 0;
+            }
+            changed
+        });
+    }
+
+    /// How far a service has come as this process last saw it.
+    pub(super) fn next_of(&self, service: &str) -> Option<Height> {
+        self.sender.borrow().services.get(service).and_then(|service| service.next)
+    }
+
     /// The name of a service that runs in this process.
     pub(super) fn known(&self, service: &str) -> Option<&'static str> {
         self.sender.borrow().services.keys().find(|name| **name == service).copied()
     }
 
+    /// Takes note of a checkpoint, unless a newer one is known: what was read may come late.
     pub(super) fn checkpoint(&self, name: &'static str, checkpoint: &DerivedCheckpoint) {
+        let known_ms = self.sender.borrow().services.get(name).map_or(0, |service| service.moved_at_ms);
+        if checkpoint.updated_at_ms < known_ms {
+            return;
+        }
         metrics::gauge!("cairn_worker_tip_height", "service" => name)
             .set(checkpoint.next.get().saturating_sub(1) as f64);
-        self.service(name, |service| service.next = Some(checkpoint.next));
+        self.service(name, |service| {
+            service.next = Some(checkpoint.next);
+            service.moved_at_ms = checkpoint.updated_at_ms;
+        });
     }
 }

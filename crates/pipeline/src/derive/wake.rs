@@ -5,9 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cairn_store::{HeadRow, RawReader, StoreError};
+use cairn_store::HeadRow;
 use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
+
+use super::context::Context;
+use super::error::DeriveError;
+use super::worker::ends_all;
+
+/// How many polls pass between two looks at the head where changes of it are hinted.
+const HINTED_POLLS: u32 = 5;
 
 /// The newest raw head, and a counter that grows whenever something may be there to do.
 #[derive(Debug, Clone)]
@@ -49,19 +55,20 @@ impl Wake {
     /// Follows the raw store's head until told to stop. `hint` wakes it before the poll.
     pub async fn follow(
         &self,
-        raw: &Arc<dyn RawReader>,
+        context: &Context,
         poll: Duration,
         mut hint: Option<watch::Receiver<u64>>,
-        stop: &CancellationToken,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), DeriveError> {
+        let stop = &context.stop;
         while !stop.is_cancelled() {
-            match raw.snapshot().await {
-                Ok(snapshot) => {
-                    let head = snapshot.head();
+            match context.raw.head().await.map_err(DeriveError::from) {
+                Ok(head) => {
+                    context.beside("follow", Ok::<_, DeriveError>(()));
+                    let head = Some(head);
                     let changed = self.head.send_if_modified(|known| {
-                        let changed = known.as_ref() != Some(head);
+                        let changed = *known != head;
                         if changed {
-                            *known = Some(head.clone());
+                            *known = head;
                         }
                         changed
                     });
@@ -69,12 +76,14 @@ impl Wake {
                         self.tick();
                     }
                 }
+                Err(error) if ends_all(&error) => return Err(error),
                 // Not initialised yet, or away for now; derived work waits for it.
-                Err(error) if error.kind().is_retryable() || matches!(error, StoreError::Invalid(_)) => {
-                    tracing::debug!(%error, "the raw store can't be read now");
+                Err(error) => {
+                    context.beside("follow", Err::<(), _>(error));
                 }
-                Err(error) => return Err(error),
             }
+            // Whoever hints says each change of the head; the poll is for a hint that was lost.
+            let pause = if hint.is_some() { poll * HINTED_POLLS } else { poll };
             let hinted = async {
                 let heard = match &mut hint {
                     Some(hint) => hint.changed().await.is_ok(),
@@ -88,7 +97,7 @@ impl Wake {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                () = tokio::time::sleep(poll) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = hinted => {}
             }
         }

@@ -27,6 +27,8 @@ use super::processor::{Processor, ServiceInfo};
 use super::read::not_yet;
 use super::status::Halt;
 use super::steps::{self, Steps};
+use super::strays::Strays;
+use super::waiting::Waited;
 use super::wake::Listener;
 use super::{enrich, fold, map, report, standing};
 use crate::backoff::Backoff;
@@ -37,10 +39,11 @@ const TRANSIENT_TRIES: u32 = 5;
 const TRANSIENT_PAUSE_MS: (u64, u64) = (100, 5_000);
 
 pub(super) struct Worker {
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     processor: Processor,
     owner: String,
     seed: u64,
+    pub(super) strays: Strays,
 }
 
 /// How the next chunk is tried.
@@ -83,14 +86,14 @@ impl Worker {
     pub fn new(context: Arc<Context>, processor: Processor, number: usize) -> Self {
         let owner = format!("{}/{}/{number}", context.options.owner, processor.service().name);
         let seed = context.options.seed ^ ((number as u64) << 32) ^ processor.service().name.len() as u64;
-        Worker { context, processor, owner, seed }
+        Worker { context, processor, owner, seed, strays: Strays::default() }
     }
 
-    fn service(&self) -> &'static ServiceInfo {
+    pub(super) fn service(&self) -> &'static ServiceInfo {
         self.processor.service()
     }
 
-    fn in_order(&self) -> bool {
+    pub(super) fn in_order(&self) -> bool {
         !matches!(self.processor, Processor::Mapper(_))
     }
 
@@ -99,16 +102,15 @@ impl Worker {
         let (first_ms, cap_ms) = TRANSIENT_PAUSE_MS;
         let mut backoff = Backoff::new(first_ms, cap_ms, self.seed);
         let mut listener = self.context.wake.listen();
-        let poll = Duration::from_millis(self.context.options.poll_ms);
         while !self.context.stop.is_cancelled() {
             let asked_at = Instant::now();
-            match self.claim(self.context.options.stop_exclusive).await {
+            match self.claim(self.context.options.stop_exclusive, None).await {
                 Ok(Some(lease)) => {
                     backoff.reset();
                     self.work_off(lease, asked_at, &mut listener).await?;
                 }
-                Ok(None) => self.pause(listener.wait(poll)).await,
-                Err(error) if error.kind() == ErrorKind::Halt => return Err(self.halts(error, None)),
+                Ok(None) => self.wait_for_claim(&mut listener).await,
+                Err(error) if ends_all(&error) => return Err(self.halts(error, None)),
                 Err(error) => {
                     self.note(&error);
                     self.pause(tokio::time::sleep(backoff.next_pause())).await;
@@ -118,7 +120,7 @@ impl Worker {
         Ok(())
     }
 
-    async fn pause(&self, until: impl Future<Output = ()>) {
+    pub(super) async fn pause(&self, until: impl Future<Output = ()>) {
         tokio::select! {
             biased;
             () = self.context.stop.cancelled() => {}
@@ -137,11 +139,11 @@ impl Worker {
         error
     }
 
-    fn note(&self, error: &DeriveError) {
+    pub(super) fn note(&self, error: &DeriveError) {
         let name = self.service().name;
         tracing::debug!(service = name, %error, "derived work waits");
         self.context.board.service(name, |service| service.last_error = error.to_string());
-        if error.kind() != ErrorKind::Retry {
+        if error.kind() != ErrorKind::Retry && !error.is_of_one_range() {
             return;
         }
         metrics::counter!("cairn_worker_troubles_total", "service" => name).increment(1);
@@ -152,10 +154,10 @@ impl Worker {
 
     /// While the range in hand waits for the head, one chunk of a range that somebody gave up: the range at the tip may be held by the only
     /// worker there is. Says whether something of it was committed.
-    async fn help_once(&self) -> Result<bool, DeriveError> {
+    async fn help_once(&self, in_hand: u64) -> Result<bool, DeriveError> {
         let asked_at = Instant::now();
         // Nothing new is claimed.
-        let lease = match self.claim(Some(Height::ZERO)).await {
+        let lease = match self.claim(Some(Height::ZERO), Some(in_hand)).await {
             Ok(Some(lease)) => lease,
             Ok(None) => return Ok(false),
             Err(error) if ends_all(&error) => return Err(error),
@@ -169,7 +171,7 @@ impl Worker {
         let mut next = Try::of(self.context.options.chunk_heights);
         let mut worked = false;
         let left = loop {
-            break match helped.keep(self.one_chunk(&helped.lease, next)).await {
+            break match helped.keep(self.one_chunk(&helped, next)).await {
                 Err(Lost) => Ok(Left::Lost),
                 Ok((asked_at, Ok(Outcome::Chunk(committed)))) => {
                     worked = true;
@@ -200,12 +202,23 @@ impl Worker {
         Held::new(lease, app, options.lease_ttl_ms, options.lease_margin_ms, asked_at)
     }
 
-    /// Claims; new ranges are cut at `stop_exclusive`.
-    async fn claim(&self, stop_exclusive: Option<Height>) -> Result<Option<WorkerLease>, DeriveError> {
+    /// Claims beside the lease in hand; new ranges are cut at `stop_exclusive`.
+    async fn claim(
+        &self,
+        stop_exclusive: Option<Height>,
+        in_hand: Option<u64>,
+    ) -> Result<Option<WorkerLease>, DeriveError> {
         let options = &self.context.options;
+        self.strays.give_back(&self.context, self.service().name, &self.owner, in_hand).await?;
         let Some(head) = self.context.wake.head() else { return Ok(None) };
         let (Some(first), Some(tip)) = (head.first, head.tip) else { return Ok(None) };
-        let limit_exclusive = self.upstream_limit(tip.height.next()).await?;
+        let mut limit_exclusive = tip.height.next();
+        if !self.service().upstreams.is_empty() {
+            let snapshot = self.context.app.snapshot().await?;
+            limit_exclusive = self.upstream_limit(&*snapshot, limit_exclusive);
+        }
+        let stop = options.stop_exclusive.unwrap_or(limit_exclusive);
+        let limit_exclusive = limit_exclusive.min(stop);
         let request = ClaimRequest {
             service: self.service().name.into(),
             version: self.service().version,
@@ -217,21 +230,22 @@ impl Worker {
             stop_exclusive,
             in_order: self.in_order(),
         };
-        Ok(self.context.app.claim(&request).await?)
+        let claimed = self.context.app.claim(&request).await;
+        if claimed.is_err() {
+            // Its answer may have been lost.
+            self.strays.suspect();
+        }
+        Ok(claimed?)
     }
 
     /// How far this service may go: up to the lowest checkpoint of its upstreams, and the raw tip.
-    async fn upstream_limit(&self, raw_exclusive: Height) -> Result<Height, DeriveError> {
+    fn upstream_limit(&self, snapshot: &dyn DerivedSnapshot, raw_exclusive: Height) -> Height {
         let limit = self.context.options.stop_exclusive.map_or(raw_exclusive, |stop| stop.min(raw_exclusive));
-        if self.service().upstreams.is_empty() {
-            return Ok(limit);
-        }
-        let snapshot = self.context.app.snapshot().await?;
         let upstreams = self.service().upstreams.iter();
         // One that was never registered has nothing yet.
         let next =
             upstreams.map(|name| snapshot.checkpoint(name).map_or(Height::ZERO, |upstream| upstream.next));
-        Ok(next.fold(limit, Height::min))
+        next.fold(limit, Height::min)
     }
 
     async fn work_off(
@@ -255,7 +269,12 @@ impl Worker {
         let name = self.service().name;
         let mut rest_ms = 0;
         let end = match left {
-            Ok(Left::Completed | Left::Lost) => return Ok(0),
+            Ok(Left::Completed) => return Ok(0),
+            Ok(Left::Lost) => {
+                // It may be nobody's, where it could not be renewed.
+                self.strays.suspect();
+                return Ok(0);
+            }
             Ok(Left::Stopping | Left::Paused) => LeaseEnd::Released,
             Err(error) => {
                 self.note(&error);
@@ -269,9 +288,7 @@ impl Worker {
                     _ if ends_all(&error) => {
                         // No bad end of this range. A store that isn't the one this process thinks it is refuses this too.
                         let end = LeaseEnd::Transient { message, retry_in_ms: options.failed_pause_ms };
-                        if let Err(error) = self.context.app.end(&held.lease, end).await {
-                            tracing::debug!(service = name, %error, "a lease could not be given back");
-                        }
+                        self.end(&held.lease, end).await;
                         return Err(self.halts(error, Some(held.lease.done_to)));
                     }
                     (ErrorKind::Retry | ErrorKind::Wait, _) => {
@@ -315,11 +332,15 @@ impl Worker {
                 }
             }
         };
-        if let Err(error) = self.context.app.end(&held.lease, end).await {
-            // It expires by itself.
-            tracing::debug!(service = name, %error, "a lease could not be given back");
-        }
+        self.end(&held.lease, end).await;
         Ok(rest_ms)
+    }
+
+    async fn end(&self, lease: &WorkerLease, end: LeaseEnd) {
+        if let Err(error) = self.context.app.end(lease, end).await {
+            tracing::debug!(service = self.service().name, %error, "a lease could not be given back now");
+            self.strays.suspect();
+        }
     }
 
     /// The database refused a range for good: see [`super::refusals::Refusals::refused`].
@@ -346,7 +367,8 @@ impl Worker {
         let mut next = Try::of(options.chunk_heights);
         let mut live_tries = 0;
         let mut after_hole = false;
-        let poll = Duration::from_millis(options.poll_ms);
+        // Whoever comes to the tip looks after the others once.
+        let mut helps = true;
         loop {
             let lease = &held.lease;
             if lease.rest().is_empty() {
@@ -355,10 +377,13 @@ impl Worker {
             if self.context.stop.is_cancelled() {
                 return Ok(Left::Stopping);
             }
-            let outcome = held.keep(self.one_chunk(lease, next)).await;
-            let (asked_at, outcome) = match outcome {
-                Err(Lost) => return Ok(Left::Lost),
-                Ok(done) => done,
+            let (asked_at, outcome) = if self.is_at_end(lease) {
+                (Instant::now(), Ok(Outcome::Nothing))
+            } else {
+                match held.keep(self.one_chunk(held, next)).await {
+                    Err(Lost) => return Ok(Left::Lost),
+                    Ok(done) => done,
+                }
             };
             let error = match outcome {
                 Ok(Outcome::Chunk(committed)) => {
@@ -373,17 +398,22 @@ impl Worker {
                 // Rows that are made again wait for the work that they lie under: who holds them must not be the one it waits for.
                 Ok(Outcome::Nothing) if lease.kind == LeaseKind::Reindex => return Err(nothing_yet(lease)),
                 Ok(Outcome::Nothing) => {
-                    let helped = match held.keep(self.help_once()).await {
-                        Err(Lost) => return Ok(Left::Lost),
-                        Ok(helped) => helped?,
+                    if helps {
+                        // To its end, whatever becomes of the lease in hand: the range that is helped is given back.
+                        let (helped, kept) = held.keep_through(self.help_once(held.lease.id)).await;
+                        let helped = helped?;
+                        if kept == Err(Lost) {
+                            return Ok(Left::Lost);
+                        }
+                        if helped {
+                            continue;
+                        }
+                    }
+                    helps = match self.wait_in_hand(held, listener).await {
+                        Waited::Lost => return Ok(Left::Lost),
+                        Waited::Paused => return Ok(Left::Paused),
+                        waited => waited == Waited::Help,
                     };
-                    if helped {
-                        continue;
-                    }
-                    let is_lost = self.wait_for_work(held, listener, poll).await == Err(Lost);
-                    if is_lost || self.is_anothers(&held.lease).await? {
-                        return Ok(Left::Lost);
-                    }
                     continue;
                 }
                 Err(error) => error,
@@ -394,7 +424,7 @@ impl Worker {
                 // Somebody took the lease, or it stands elsewhere: a reorg lowered it, or an answer was lost.
                 ErrorKind::Fenced | ErrorKind::Wait => {
                     self.context.board.service(name, |service| service.refused += 1);
-                    if self.wait_for_work(held, listener, poll).await == Err(Lost) {
+                    if self.wait_for_work(held, listener).await == Err(Lost) {
                         return Ok(Left::Lost);
                     }
                     match self.context.app.lease(held.lease.id).await {
@@ -446,7 +476,8 @@ impl Worker {
     /// How a chunk that failed is tried again at once: what lies below the block to blame, or half of it, down to one block; then without what that block
     /// would give, where the policy lets the range go on. `None`: not at all.
     fn narrower(&self, lease: &WorkerLease, tried: Try, error: &DeriveError) -> Option<Try> {
-        if error.kind() != ErrorKind::GiveUp {
+        let is_of_a_block = matches!(error, DeriveError::Store(StoreError::Corrupt { .. }));
+        if error.kind() != ErrorKind::GiveUp && !is_of_a_block {
             return None;
         }
         if tried.heights > 1 {
@@ -470,23 +501,6 @@ impl Worker {
         tip.is_some_and(|tip| lease.range.end() > tip.height)
     }
 
-    /// Whether a lease was taken from this worker while it waited: a service that begins anew, or an operator's release, would else wait for the
-    /// next block, or the next renewal.
-    async fn is_anothers(&self, lease: &WorkerLease) -> Result<bool, DeriveError> {
-        match self.context.app.lease(lease.id).await {
-            Ok(now) => Ok(now.is_none_or(|now| now.fence != lease.fence)),
-            Err(error) => {
-                let error = DeriveError::from(error);
-                if ends_all(&error) {
-                    return Err(error);
-                }
-                // The renewal will tell.
-                tracing::debug!(service = self.service().name, %error, "can't look at the lease now");
-                Ok(false)
-            }
-        }
-    }
-
     /// A chunk doesn't join what its own lease, or the checkpoint, stands on: the raw store may have lost that, and then no try brings it on.
     async fn demand_standing(&self) -> Result<(), DeriveError> {
         let name = self.service().name;
@@ -500,8 +514,8 @@ impl Worker {
         }
     }
 
-    async fn wait_for_work(&self, held: &Held, listener: &mut Listener, poll: Duration) -> Result<(), Lost> {
-        held.keep(self.pause(listener.wait(poll))).await
+    async fn wait_for_work(&self, held: &Held, listener: &mut Listener) -> Result<(), Lost> {
+        held.keep(self.pause(listener.wait(self.poll()))).await
     }
 
     fn committed(&self, held: &mut Held, committed: Committed, asked_at: Instant) {
@@ -518,50 +532,31 @@ impl Worker {
     }
 
     /// Prepares and commits the next chunk.
-    async fn one_chunk(
-        &self,
-        lease: &WorkerLease,
-        next: Try,
-    ) -> (Instant, Result<Outcome<Committed>, DeriveError>) {
+    async fn one_chunk(&self, held: &Held, next: Try) -> (Instant, Result<Outcome<Committed>, DeriveError>) {
         let began = Instant::now();
-        let prepared = match self.prepare(lease, next).await {
+        let prepared = match self.prepare(held, next).await {
             Ok(Outcome::Chunk(prepared)) => prepared,
             Ok(Outcome::Nothing) => return (began, Ok(Outcome::Nothing)),
             Ok(Outcome::Paused) => return (began, Ok(Outcome::Paused)),
             Err(error) => return (began, Err(error)),
         };
         let asked_at = Instant::now();
-        (asked_at, self.commit(lease, prepared).await.map(Outcome::Chunk))
+        (asked_at, self.commit(&held.lease, prepared).await.map(Outcome::Chunk))
     }
 
-    /// Whether an operator paused the service. A lease at the tip is held for as long as a range lasts, so it isn't enough to ask at a claim.
-    async fn is_paused(&self) -> Result<bool, DeriveError> {
-        let snapshot = self.context.app.snapshot().await?;
-        Ok(snapshot.checkpoint(self.service().name).is_some_and(|own| own.paused))
-    }
-
-    async fn prepare(&self, lease: &WorkerLease, next: Try) -> Result<Outcome<Prepared>, DeriveError> {
-        if self.is_paused().await? {
+    async fn prepare(&self, held: &Held, next: Try) -> Result<Outcome<Prepared>, DeriveError> {
+        let (name, lease) = (self.service().name, &held.lease);
+        // A lease at the tip is held for as long as a range lasts, so it isn't enough to ask at a claim.
+        let look = self.look_for_chunk(held).await?;
+        if look.is_paused(name) {
             return Ok(Outcome::Paused);
         }
         let limit = match lease.kind {
-            LeaseKind::Index => {
-                let Some(tip) = self.context.wake.head().and_then(|head| head.tip) else {
-                    return Ok(Outcome::Nothing);
-                };
-                let limit = self.upstream_limit(tip.height.next()).await?;
-                match self.processor {
-                    Processor::Enricher(_) => {
-                        let snapshot = self.context.app.snapshot().await?;
-                        self.made_again_limit(&*snapshot, lease.done_to, limit).await?
-                    }
-                    _ => limit,
-                }
-            }
-            // What is made again lies below the checkpoint.
+            LeaseKind::Index => self.known_limit(Some(&look)),
+            // What is rebuilt lies below the checkpoint.
             LeaseKind::Reindex => {
                 let snapshot = self.context.app.snapshot().await?;
-                let own = snapshot.checkpoint(self.service().name).map_or(Height::ZERO, |own| own.next);
+                let own = snapshot.checkpoint(name).map_or(Height::ZERO, |own| own.next);
                 self.made_again_limit(&*snapshot, lease.done_to, own).await?
             }
         };
@@ -628,13 +623,13 @@ impl Worker {
         }
         let rows = commit.rows.iter().map(|rows| rows.rows.len()).sum::<usize>()
             + commit.states.iter().map(|rows| rows.rows.len()).sum::<usize>();
-        let (chunk, ttl_ms) = (commit.chunk, commit.ttl_ms);
+        let chunk = commit.chunk;
         let mut steps = Steps::begin(self.service());
         let committed = match self.context.app.commit_chunk(lease, commit).await {
             Ok(committed) => committed,
             // The answer may have been lost; the lease says whether it happened.
             Err(error) if error.kind() == ErrorKind::Retry => {
-                self.settle(lease, chunk, ttl_ms).await?.ok_or(error)?
+                self.settle(lease, chunk).await?.ok_or(error)?
             }
             Err(error) => return Err(error.into()),
         };
@@ -658,7 +653,6 @@ impl Worker {
         &self,
         lease: &WorkerLease,
         chunk: HeightRange,
-        _ttl_ms: u64,
     ) -> Result<Option<Committed>, DeriveError> {
         let Some(now) = self.context.app.lease(lease.id).await? else { return Ok(None) };
         if now.fence != lease.fence || now.done_to < chunk.end() {

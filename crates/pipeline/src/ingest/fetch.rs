@@ -33,8 +33,8 @@ pub enum PieceEnd {
     Whole,
     /// The source doesn't have this height yet.
     NotYet(Height),
-    /// The source failed after the blocks that are there.
-    Failed(SourceError),
+    /// The source failed at this height, after the blocks that are there.
+    Failed(Height, SourceError),
 }
 
 /// Fetches `range` and sends its pieces in order until the range is whole, a height is not there yet, the source fails, or the
@@ -93,7 +93,7 @@ async fn fetch_piece(
                 at = at + more.len() as u64;
                 blocks.extend(more);
             }
-            Err(error) => break PieceEnd::Failed(error),
+            Err(error) => break PieceEnd::Failed(at, error),
         }
     };
     reservation.resize(blocks.iter().map(RawBlock::size_bytes).sum());

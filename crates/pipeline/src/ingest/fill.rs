@@ -9,7 +9,7 @@
 //! process left is a bad end where nothing of it was done: a range that ends every process that fills it has to be dead at some time,
 //! however fast the next one is there.
 
-use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange};
+use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange, RawBlock};
 use cairn_source::Heads;
 use cairn_store::derived::MAX_ATTEMPTS;
 use cairn_store::{RangeEnd, RawLease, RawLeaseState, StoreError};
@@ -152,7 +152,9 @@ impl Ingester {
         tracing::warn!(message, attempts, "a filled range does not join; it is fetched again");
         // Either side may have come from a node on a dead fork. The range above is given up already; whether the tip stands
         // is a question of its own.
-        self.resolve_fork(session, &head, heads, None).await
+        let is_boundary = at == tip.height.next() && self.source.boundary_setting(at, tip).is_some();
+        let above = if is_boundary { self.source.linked_ref(at).await? } else { None };
+        self.resolve_fork(session, &head, heads, above).await
     }
 
     async fn why_nothing_was_filled(&self) -> Result<String, IngestError> {
@@ -235,7 +237,9 @@ impl Ingester {
                     tracing::debug!(%error, range = %lease.range, "another one has it, or the head");
                     RangeEnd::Released
                 }
-                Err(error) if error.kind().is_retryable() => RangeEnd::Transient(error.to_string()),
+                Err(error) if error.kind().is_retryable() || error.is_store_refusal() => {
+                    RangeEnd::Transient(error.to_string())
+                }
                 Err(error) => {
                     self.reports.fatal(lease.done_to, format!("heights {}: {error}", lease.range));
                     RangeEnd::Bad(error.to_string())
@@ -306,19 +310,21 @@ impl Ingester {
                         Err(_) => break,
                     }
                 }
-                let Gathered { mut blocks, reservations, end, bytes } = gathered;
+                let Gathered { mut blocks, reservations, end, .. } = gathered;
                 let linked = linked_after(lease.last_id, lease.done_to, &blocks);
                 let broken = blocks.get(linked).map(|block| block.facts.linked_ref());
                 blocks.truncate(linked);
-                if !blocks.is_empty() {
+                while !blocks.is_empty() {
+                    let blocks = self.commits.next_of(&mut blocks, linked);
                     let count = blocks.len() as u64;
+                    let bytes = blocks.iter().map(RawBlock::size_bytes).sum();
                     let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
                     // Blocks and the deadline may come at the same moment.
                     if term.is_over() {
                         return Err(overdue(lease));
                     }
                     let asked_at = Instant::now();
-                    *lease = self.store.fill(lease, blocks, fill.lease_ttl_ms).await?;
+                    *lease = self.commits.ended(self.store.fill(lease, blocks, fill.lease_ttl_ms).await)?;
                     term.renewed(asked_at);
                     self.status.committed(count, transactions, bytes, self.source.bound_by());
                     let _one_at_a_time = joined.one_at_a_time.lock().await;
@@ -340,7 +346,7 @@ impl Ingester {
                             "height {height} is final, but the node does not have it"
                         )));
                     }
-                    PieceEnd::Failed(error) => return Err(error.into()),
+                    PieceEnd::Failed(height, error) => return Err(error.at(height).into()),
                 }
                 if shutdown.is_cancelled() {
                     break;
@@ -389,7 +395,7 @@ fn transient(message: String) -> IngestError {
 }
 
 /// How many of `blocks` follow `last_id` at `at` and each other.
-fn linked_after(last_id: Option<BlockId>, at: Height, blocks: &[cairn_core::RawBlock]) -> usize {
+fn linked_after(last_id: Option<BlockId>, at: Height, blocks: &[RawBlock]) -> usize {
     let (mut before, mut height) = (last_id, at);
     for (index, block) in blocks.iter().enumerate() {
         if block.facts.height != height || before.is_some_and(|id| block.facts.parent_id != id) {

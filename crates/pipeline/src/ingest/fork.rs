@@ -3,7 +3,8 @@
 //! A lower head is lag, never a reorg. A reorg is a chain of headers, each linked to the next, that the node holds canonical
 //! and that leaves the stored chain at a block both share; its first block must be there, whole and verified, before anything is
 //! rolled back. A chain that isn't longer than the stored one, and any verdict that would halt, has to be told
-//! the same way several times in a row, since a load balancer in front of nodes on two forks says each once.
+//! the same way several times in a row, since a load balancer in front of nodes on two forks says each once. Where a quorum is configured, so many
+//! nodes have to have the fork's first block.
 
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, LinkedRef, Parts};
 use cairn_source::Heads;
@@ -80,6 +81,7 @@ impl Ingester {
                 if self.told(session, story) < self.options.confirmations.max(1) * HALT_CONFIRMATIONS {
                     return Ok(Turn::Unsettled(format!("to be confirmed: {error}")));
                 }
+                self.confirm(theirs.block).await?;
                 Err(error)
             }
             Walk::Common { next: None, .. } => {
@@ -98,8 +100,22 @@ impl Ingester {
                         next.block
                     )));
                 }
+                self.confirm(next.block).await?;
                 self.roll_back(session, tip, common, next).await
             }
+        }
+    }
+
+    /// Demands that enough nodes say that `block`, the first that differs from a stored one, is theirs.
+    async fn confirm(&self, block: BlockRef) -> Result<(), IngestError> {
+        let quorum = self.options.head_quorum;
+        if quorum <= 1 {
+            return Ok(());
+        }
+        let holders = self.source.holders(block, quorum).await?;
+        match holders.len() < quorum {
+            true => Err(IngestError::HeadQuorum { block, holders, quorum }),
+            false => Ok(()),
         }
     }
 
@@ -138,6 +154,14 @@ impl Ingester {
             if let Some(above) = above
                 && above.parent_id != theirs.block.id
             {
+                if theirs.block == tip
+                    && let Some(setting) = self.source.boundary_setting(above.block.height, tip)
+                {
+                    let LinkedRef { block: root, parent_id } = above;
+                    let error = IngestError::Unlinked { root, parent_id, below: tip, setting };
+                    tracing::warn!(%error, "two sporks don't link");
+                    return Ok(Walk::TooFar { theirs: above, error });
+                }
                 return Ok(Walk::Unsettled(format!(
                     "the node's header {} does not follow its header {}",
                     above.block, theirs.block
@@ -189,7 +213,7 @@ impl Ingester {
                 Err(error) => error.kind().is_retryable(),
             };
             if !again || pauses.tries() + 1 >= HEADER_ATTEMPTS {
-                return Ok(answer?);
+                return answer.map_err(|error| error.at(at).into());
             }
             tokio::time::sleep(pauses.next_pause()).await;
         }
@@ -223,7 +247,9 @@ impl Ingester {
         common: BlockRef,
         next: LinkedRef,
     ) -> Result<Turn, IngestError> {
-        let replacement = self.source.blocks(HeightRange::one(common.height.next())).await?;
+        let first = common.height.next();
+        let replacement = self.source.blocks(HeightRange::one(first)).await;
+        let replacement = replacement.map_err(|error| error.at(first))?;
         let fits = replacement
             .first()
             .is_some_and(|block| block.block_ref() == next.block && block.facts.parent_id == common.id);

@@ -8,6 +8,7 @@
 //! budget. Shutdown: the commit in progress is finished, fetches are dropped ([`stop`]). Raw first (law 1): nothing here waits for a
 //! reader or a worker.
 
+mod commit_size;
 mod fetch;
 mod fill;
 mod finality;
@@ -15,25 +16,29 @@ mod fork;
 mod options;
 mod reports;
 mod stop;
+mod telling;
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::{BlockRef, Clock, ErrorKind, Fence, Height, HeightRange, LinkedRef, RawBlock};
-use cairn_source::{ChainSource, Heads, SourceError};
+use cairn_source::{ChainSource, Heads};
 use cairn_store::{
     AppendBatch, HeadRow, Maintained, PurgeProgress, RawFiller, RawMaintenance, RawReader, RawWriter,
 };
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::commit_size::CommitSize;
 use self::fetch::{Piece, PieceEnd, fetch_in_order};
 use self::fill::FillTurn;
 use self::fork::Suspicion;
 pub use self::options::{FillOptions, IngestOptions};
 pub use self::reports::{RAW_SERVICE, ReportWriter, Reports};
 use self::stop::UntilStopped;
+use self::telling::Telling;
 use crate::IngestError;
 use crate::backoff::Backoff;
 use crate::budget::ByteBudget;
@@ -47,10 +52,18 @@ const PRUNE_STEP_BLOCKS: u64 = 64;
 const MAINTAIN_STEP_BYTES: u64 = 8 << 20;
 /// How long maintenance rests when there is nothing to do.
 const MAINTAIN_REST: Duration = Duration::from_millis(500);
-/// A block that checks refuse so often in a row is reported: other nodes had their turn by then.
-const REPORTED_AFTER: u32 = 5;
-/// How many of them are counted at a time.
-const MAX_REFUSED: usize = 64;
+/// The longest such rest: it doubles while there is nothing.
+const MAINTAIN_LONGEST_REST: Duration = Duration::from_secs(30);
+/// How long the store isn't looked at while the source says what it said before.
+const REST: Duration = Duration::from_secs(5);
+/// The longest pause after merges that failed.
+const MAINTAIN_LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The first and the longest pause between two tries.
+const RETRY_PAUSE_MS: (u64, u64) = (250, 60_000);
+/// The longest pause in an outage: its end is noticed within that time.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(10);
+/// So many tries in a row may fail before one that the database refuses for a reason that isn't known to pass ends ingestion: about half an hour.
+const STORE_REFUSALS: u32 = 45;
 /// Backfilling is what we call being at least this far behind.
 const BACKFILL_HEIGHTS: u64 = 16;
 
@@ -79,6 +92,7 @@ pub struct Ingester {
     options: IngestOptions,
     budget: ByteBudget,
     reports: Reports,
+    commits: CommitSize,
 }
 
 /// What one process knows while it holds the head.
@@ -86,10 +100,16 @@ struct Session {
     fence: Fence,
     suspicion: Option<Suspicion>,
     seam_attempts: u32,
+    /// The head row when no orphan was left to prune.
+    pruned: Option<HeadRow>,
+    /// What the source said when there was nothing to do, and when the store was looked at for it.
+    at_rest: Option<(Heads, Instant)>,
 }
 
 /// What a turn did.
 enum Turn {
+    /// It became the store's ingester: go on at once.
+    Opened,
     /// Something moved: go on at once.
     Moved,
     /// Nothing to do until the source has more.
@@ -110,7 +130,16 @@ impl Ingester {
         options: IngestOptions,
     ) -> Self {
         let budget = ByteBudget::new(options.budget_bytes);
-        Ingester { source, store, clock, status, options, budget, reports: Reports::default() }
+        Ingester {
+            source,
+            store,
+            clock,
+            status,
+            options,
+            budget,
+            reports: Reports::default(),
+            commits: CommitSize::default(),
+        }
     }
 
     /// The same, which tells these why blocks are not stored.
@@ -128,14 +157,7 @@ impl Ingester {
         let result = tokio::select! {
             biased;
             result = &mut driving => result,
-            error = self.maintain() => {
-                // It gives back what it has claimed, so that nobody counts a bad end.
-                stop.cancel();
-                if let Err(also) = driving.await {
-                    tracing::debug!(error = %also, "ingestion ended as maintenance did");
-                }
-                Err(error)
-            }
+            never = self.maintain() => match never {},
         };
         match &result {
             Ok(_) => self.status.state(IngestState::Stopped),
@@ -144,9 +166,8 @@ impl Ingester {
                 self.status.halted(error);
                 // Where another ingester has taken over, nothing is wrong with blocks.
                 if error.kind() != ErrorKind::Fenced {
-                    let at = self.status.get().halt.and_then(|halt| halt.height);
-                    self.reports
-                        .fatal(at.unwrap_or(self.options.start), format!("ingestion halted: {error}"));
+                    let at = error.height().unwrap_or_else(|| self.next_height());
+                    self.reports.fatal(at, format!("ingestion halted: {error}"));
                 }
             }
         }
@@ -154,43 +175,52 @@ impl Ingester {
     }
 
     async fn drive(&self, shutdown: &CancellationToken) -> Result<Finished, IngestError> {
-        let mut backoff = Backoff::new(250, 30_000, self.options.seed);
+        let mut backoff = Backoff::new(RETRY_PAUSE_MS.0, RETRY_PAUSE_MS.1, self.options.seed);
         let mut session: Option<Session> = None;
-        let mut refused = Refused::default();
+        // In a row: other failures are waited for without end.
+        let mut refusals = 0;
+        let mut telling = Telling::default();
         while !shutdown.is_cancelled() {
+            let tip = self.status.tip();
             let turn = match &mut session {
                 None => self.open().await.map(|opened| {
                     session = Some(opened);
-                    Turn::Moved
+                    Turn::Opened
                 }),
                 Some(session) => self.turn(session, shutdown).await,
             };
+            // Also where the turn failed in the end: what it failed at is something new.
+            if matches!(turn, Ok(Turn::Moved | Turn::AtHead | Turn::Finished(_))) || self.status.tip() != tip
+            {
+                backoff.reset();
+                refusals = 0;
+                telling.over();
+                self.status.passed();
+                self.reports.stored(self.status.tip());
+            }
             let pause = match turn {
-                Ok(Turn::Moved) => {
-                    backoff.reset();
-                    continue;
-                }
+                Ok(Turn::Opened | Turn::Moved) => continue,
                 Ok(Turn::Finished(finished)) => return Ok(finished),
-                Ok(Turn::AtHead) => {
-                    backoff.reset();
-                    None
-                }
+                Ok(Turn::AtHead) => None,
                 Ok(Turn::Unsettled(reason)) => {
-                    tracing::debug!(reason, "unsettled");
+                    telling.unsettled(&reason);
                     self.status.state(IngestState::Waiting(reason));
                     Some(Duration::from_millis(self.options.poll_ms))
                 }
                 // What was asked of the source when the stop came was dropped.
                 Err(error) if error.kind().is_retryable() && shutdown.is_cancelled() => break,
-                Err(error) if error.kind().is_retryable() => {
-                    if let Some(height) = refused.again(&error) {
-                        self.reports.fatal(height, error.to_string());
+                Err(error)
+                    if error.kind().is_retryable()
+                        || refusals < STORE_REFUSALS && error.is_store_refusal() =>
+                {
+                    refusals = if error.is_store_refusal() { refusals + 1 } else { 0 };
+                    let obstacle = self.status.met(&error);
+                    let mut pause = backoff.next_pause();
+                    if !error.is_store_refusal() {
+                        pause = pause.min(OUTAGE_PAUSE);
                     }
-                    let pause = backoff.next_pause();
-                    let pause_ms = pause.as_millis() as u64;
-                    tracing::warn!(%error, tries = backoff.tries(), pause_ms, "trying again");
+                    telling.failed(&error, &obstacle, pause, self.next_height(), &self.reports);
                     metrics::counter!("cairn_ingest_retries_total").increment(1);
-                    self.status.state(IngestState::Waiting(error.to_string()));
                     Some(pause)
                 }
                 Err(error) => return Err(error),
@@ -208,6 +238,11 @@ impl Ingester {
             }
         }
         Ok(Finished::Stopped)
+    }
+
+    /// The height after the stored tip.
+    fn next_height(&self) -> Height {
+        self.status.tip().map_or(self.options.start, |tip| tip.height.next())
     }
 
     /// Checks that source and store are of one chain, then becomes the store's ingester.
@@ -232,12 +267,26 @@ impl Ingester {
             )));
         }
         self.free_own_leases().await?;
-        Ok(Session { fence: head.fence, suspicion: None, seam_attempts: 0 })
+        Ok(Session { fence: head.fence, suspicion: None, seam_attempts: 0, pruned: None, at_rest: None })
     }
 
     async fn turn(&self, session: &mut Session, shutdown: &CancellationToken) -> Result<Turn, IngestError> {
+        let mut asked = None;
+        if let Some((said, looked)) = session.at_rest.take() {
+            let heads = self.source.heads().await?;
+            if said == heads && looked.elapsed() < REST {
+                let height = heads.latest.block.height;
+                self.status.source_head(height, height);
+                session.at_rest = Some((said, looked));
+                return Ok(Turn::AtHead);
+            }
+            asked = Some(heads);
+        }
         let head = self.settled_head(session).await?;
-        let heads = self.source.heads().await?;
+        let heads = match asked {
+            Some(heads) => heads,
+            None => self.source.heads().await?,
+        };
         let latest = heads.latest.block;
         let target = self.options.stop_inclusive.map_or(latest.height, |stop| stop.min(latest.height));
         self.status.source_head(latest.height, target);
@@ -265,18 +314,30 @@ impl Ingester {
             return self.append_up_to(session, &head, &heads, target, shutdown).await;
         }
         // The node's head is not above ours: it is our tip, or it lags, or another block took its place.
-        let stored = self.store.snapshot().await?.linked_ref(latest.height).await?;
+        let stored = match latest == tip {
+            true => Some(tip),
+            false => {
+                let linked = self.store.snapshot().await?.linked_ref(latest.height).await?;
+                linked.map(|linked| linked.block)
+            }
+        };
         match stored {
-            Some(ours) if ours.block.id == latest.id => {
+            Some(ours) if ours.id == latest.id => {
                 session.suspicion = None;
                 self.status.state(IngestState::Following);
                 metrics::gauge!("cairn_source_lag_heights").set(tip.height.since(latest.height) as f64);
                 if self.options.exit_after_head {
                     return Ok(Turn::Finished(Finished::ReachedHead));
                 }
-                self.store
-                    .prune_orphans(session.fence, self.options.max_reorg_depth_blocks, PRUNE_STEP_BLOCKS)
-                    .await?;
+                // Orphans come with a reorg and are old enough by the tip: both are in the head row.
+                if session.pruned.as_ref() != Some(&head) {
+                    let keep = self.options.max_reorg_depth_blocks;
+                    if self.store.prune_orphans(session.fence, keep, PRUNE_STEP_BLOCKS).await? > 0 {
+                        return Ok(Turn::AtHead);
+                    }
+                    session.pruned = Some(head);
+                }
+                session.at_rest = Some((heads, Instant::now()));
                 Ok(Turn::AtHead)
             }
             Some(_) => self.resolve_fork(session, &head, &heads, None).await,
@@ -288,7 +349,7 @@ impl Ingester {
     /// The head row, with no purge pending.
     async fn settled_head(&self, session: &Session) -> Result<HeadRow, IngestError> {
         loop {
-            let head = self.store.snapshot().await?.head().clone();
+            let head = self.store.head().await?;
             self.status.head(&head);
             if head.pending_purge.is_none() {
                 return Ok(head);
@@ -378,21 +439,26 @@ impl Ingester {
                     Err(_) => break,
                 }
             }
-            let Gathered { mut blocks, reservations, end, bytes } = gathered;
+            let Gathered { mut blocks, reservations, end, .. } = gathered;
             let linked = linked_prefix(tip, &blocks);
             let broken = blocks.get(linked).map(|block| block.facts.linked_ref());
             blocks.truncate(linked);
-            if let Some(last) = blocks.last() {
-                let new_tip = last.block_ref();
+            while !blocks.is_empty() {
+                let blocks = self.commits.next_of(&mut blocks, linked);
+                let new_tip = blocks.last().map(RawBlock::block_ref);
                 let transactions = blocks.iter().map(|block| block.transactions.len() as u64).sum();
+                let bytes = blocks.iter().map(RawBlock::size_bytes).sum();
                 let count = blocks.len() as u64;
                 let finalized = self.finalized_with(heads, &blocks).await?;
                 let batch = AppendBatch { blocks, finalized, safe: heads.safe };
-                let head = self.store.append(fence, batch).await?;
+                let head = self.commits.ended(self.store.append(fence, batch).await)?;
                 self.status.head(&head);
                 self.status.committed(count, transactions, bytes, self.source.bound_by());
-                tip = Some(new_tip);
+                tip = new_tip;
                 moved = true;
+                if shutdown.is_cancelled() {
+                    return Ok(Appended::Stopped);
+                }
             }
             drop(reservations);
             if let Some(block) = broken {
@@ -401,7 +467,7 @@ impl Ingester {
             match end {
                 PieceEnd::Whole => {}
                 PieceEnd::NotYet(height) => return Ok(Appended::NotYet { height, moved }),
-                PieceEnd::Failed(error) => return Err(error.into()),
+                PieceEnd::Failed(height, error) => return Err(error.at(height).into()),
             }
             if shutdown.is_cancelled() {
                 return Ok(Appended::Stopped);
@@ -410,39 +476,41 @@ impl Ingester {
         Ok(Appended::All)
     }
 
-    /// Merges index runs and the like while the ingester works. Ends only with an error that must halt it.
-    async fn maintain(&self) -> IngestError {
+    /// Merges the index in the background. Blocks are stored and found without it, only slower: a merge that fails ends nothing.
+    async fn maintain(&self) -> Infallible {
+        let (mut pause, mut rest) = (MAINTAIN_REST, MAINTAIN_REST);
         loop {
             match self.store.maintain(MAINTAIN_STEP_BYTES).await {
-                Ok(Maintained::More) => tokio::task::yield_now().await,
-                Ok(Maintained::Nothing) => tokio::time::sleep(MAINTAIN_REST).await,
-                Err(error) if error.kind() == ErrorKind::Halt => return error.into(),
+                Ok(done) => {
+                    pause = MAINTAIN_REST;
+                    match done {
+                        Maintained::More => {
+                            rest = MAINTAIN_REST;
+                            tokio::task::yield_now().await;
+                        }
+                        Maintained::Nothing => {
+                            tokio::time::sleep(rest).await;
+                            rest = (rest * 2).min(MAINTAIN_LONGEST_REST);
+                        }
+                    }
+                }
                 Err(error) => {
-                    tracing::debug!(%error, "maintenance will be tried again");
-                    tokio::time::sleep(MAINTAIN_REST).await;
+                    metrics::counter!("cairn_background_failures_total", "job" => "index-merge").increment(1);
+                    let pause_s = pause.as_secs_f64();
+                    match error.kind().is_retryable() {
+                        true => {
+                            tracing::debug!(%error, pause_s, "the index was not merged; it is tried again")
+                        }
+                        false => tracing::warn!(
+                            %error, pause_s,
+                            "the index can't be merged: blocks are stored, and searches get slower; it is tried again"
+                        ),
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(MAINTAIN_LONGEST_PAUSE);
                 }
             }
         }
-    }
-}
-
-/// Blocks that checks refuse, and how often each.
-#[derive(Default)]
-struct Refused {
-    times: BTreeMap<Height, u32>,
-}
-
-impl Refused {
-    /// Another failure; the height of its block, where it is to be reported now: what is reported again while it is open is one error still.
-    fn again(&mut self, error: &IngestError) -> Option<Height> {
-        let IngestError::Source(SourceError::Inconsistent { height, .. }) = error else { return None };
-        if self.times.len() >= MAX_REFUSED {
-            // What was stored since is below what is refused now.
-            self.times.pop_first();
-        }
-        let times = self.times.entry(*height).or_default();
-        *times += 1;
-        times.is_multiple_of(REPORTED_AFTER).then_some(*height)
     }
 }
 

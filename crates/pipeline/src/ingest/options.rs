@@ -29,6 +29,9 @@ pub struct IngestOptions {
     /// How many times in a row a node has to tell the same story, at least a poll apart, before a chain that is not longer than the
     /// stored one replaces it, or before the ingester halts because of it.
     pub confirmations: u32,
+    /// How many nodes have to say that the first block of another fork is theirs before blocks are rolled back for it, or before the
+    /// ingester halts because of it. 1: the node that announced it is enough.
+    pub head_quorum: usize,
     /// Filling several ranges at once ahead of the head; `None`: in order only.
     pub fill: Option<FillOptions>,
     /// Seed of the jitter between retries.
@@ -50,6 +53,7 @@ impl IngestOptions {
             fetches_in_flight: 16,
             poll_ms: 1_000,
             confirmations: 3,
+            head_quorum: 1,
             fill: None,
             seed: 0x5eed,
         }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_core::{ChainId, Height, HeightRange, LinkedRef, RawBlock};
+use cairn_core::{BlockRef, ChainId, Height, HeightRange, LinkedRef, RawBlock};
 use cairn_source::{ChainSource, Heads, Result, SourceError};
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +54,10 @@ impl ChainSource for UntilStopped {
         self.unless_stopped(self.inner.answers(height)).await
     }
 
+    async fn holders(&self, block: BlockRef, enough: usize) -> Result<Vec<String>> {
+        self.unless_stopped(self.inner.holders(block, enough)).await
+    }
+
     fn preferred_heights(&self) -> u64 {
         self.inner.preferred_heights()
     }
@@ -64,6 +68,10 @@ impl ChainSource for UntilStopped {
 
     fn distrust(&self, height: Height) {
         self.inner.distrust(height);
+    }
+
+    fn boundary_setting(&self, height: Height, below: BlockRef) -> Option<String> {
+        self.inner.boundary_setting(height, below)
     }
 
     fn bound_by(&self) -> String {

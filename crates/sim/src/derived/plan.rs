@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cairn_core::Height;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use super::app::AppFault;
 

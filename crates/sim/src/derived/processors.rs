@@ -14,7 +14,7 @@ use cairn_store::derived::{
     Severity, TableClass, TableDef, U256, Value, column,
 };
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 /// One row a transaction.
 pub static TXS: TableDef = TableDef {

@@ -195,7 +195,7 @@ impl Files {
         let (mut chain_config, mut genesis, mut chain_id) = (None, None, options.chain_id);
         if let Some(path) = &options.genesis {
             let invalid =
-                |error: &dyn std::fmt::Display| SourceError::Invalid(format!("{}: {error}", path.display()));
+                |error: &dyn std::fmt::Display| SourceError::File(format!("{}: {error}", path.display()));
             let json = read_limited(path, cairn_evm::genesis::MAX_GENESIS_BYTES)?;
             let schedule = ForkSchedule::from_genesis_json(&json).map_err(|error| invalid(&error))?;
             chain_config = Some(chain_config_json(&json).map_err(|error| invalid(&error))?);
@@ -207,7 +207,7 @@ impl Files {
             genesis = Some(genesis_block(&json).map_err(|error| invalid(&error))?);
         }
         let chain_id = chain_id.ok_or_else(|| {
-            SourceError::Invalid(format!(
+            SourceError::File(format!(
                 "{} doesn't say which chain it holds: give the genesis file or the chain id",
                 options.chain.display()
             ))
@@ -288,21 +288,20 @@ impl Files {
     fn with_receipts(&self, block: Bytes, place: Place, entry: Option<Entry>) -> Result<Found> {
         let height = place.height;
         let place = self.blocks.describe(height, place.offset);
-        let transactions = count_transactions(&block).ok_or_else(|| {
-            SourceError::Invalid(format!("{place} is not [header, transactions, ommers, …]"))
-        })?;
+        let transactions = count_transactions(&block)
+            .ok_or_else(|| SourceError::File(format!("{place} is not [header, transactions, ommers, …]")))?;
         let (Some(spool), Some(entry)) = (&self.receipts, entry) else {
             if transactions == 0 {
                 return Ok(Found { place, block, receipts: Vec::new() });
             }
-            return Err(SourceError::Invalid(format!(
+            return Err(SourceError::File(format!(
                 "{place} has {transactions} transactions, and no receipts file was given"
             )));
         };
         let name = spool.name();
         match spool.get(entry)? {
             Some(stored) if stored.hash.is_some_and(|hash| Some(hash) != block_id(&block)) => {
-                Err(SourceError::Invalid(format!(
+                Err(SourceError::File(format!(
                     "{name} has the receipts of another block {height}, {}; {place} is {}",
                     stored.hash.unwrap_or_default(),
                     block_id(&block).unwrap_or_default()
@@ -312,10 +311,10 @@ impl Files {
                 Ok(Found { place, block, receipts: stored.receipts })
             }
             None if transactions == 0 => Ok(Found { place, block, receipts: Vec::new() }),
-            None => Err(SourceError::Invalid(format!(
+            None => Err(SourceError::File(format!(
                 "{place} has {transactions} transactions, and {name} has no entry for it"
             ))),
-            Some(stored) => Err(SourceError::Invalid(format!(
+            Some(stored) => Err(SourceError::File(format!(
                 "{place} has {transactions} transactions, and {name} has {} receipts for it",
                 stored.receipts.len()
             ))),
@@ -325,7 +324,7 @@ impl Files {
 
 impl Found {
     fn decode(self) -> Result<RawBlock> {
-        let invalid = |error: cairn_evm::EvmError| SourceError::Invalid(format!("{}: {error}", self.place));
+        let invalid = |error: cairn_evm::EvmError| SourceError::File(format!("{}: {error}", self.place));
         let mut block = ConsensusBlock::from_block_rlp(&self.block, self.receipts).map_err(invalid)?;
         // A slice of all that was read: a copy lets go of it.
         block.header = Bytes::copy_from_slice(&block.header);
@@ -343,7 +342,7 @@ fn join_genesis(genesis: ConsensusBlock, blocks: &BlockFile) -> Result<Option<Co
         _ => return Ok(None),
     };
     if made != theirs {
-        return Err(SourceError::Invalid(format!(
+        return Err(SourceError::File(format!(
             "the genesis file gives block 0 {made}, but {} {what} {theirs}: they are not of one chain",
             blocks.name()
         )));
@@ -380,7 +379,7 @@ fn count_transactions(block: &[u8]) -> Option<usize> {
 }
 
 fn open_file(path: &Path) -> Result<File> {
-    File::open(path).map_err(|error| SourceError::Invalid(format!("{}: {error}", path.display())))
+    File::open(path).map_err(|error| SourceError::File(format!("{}: {error}", path.display())))
 }
 
 fn read_limited(path: &Path, limit: usize) -> Result<Vec<u8>> {
@@ -389,6 +388,6 @@ fn read_limited(path: &Path, limit: usize) -> Result<Vec<u8>> {
     open_file(path)?
         .take(limit as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| SourceError::Invalid(format!("{}: {error}", path.display())))?;
+        .map_err(|error| SourceError::File(format!("{}: {error}", path.display())))?;
     Ok(bytes)
 }

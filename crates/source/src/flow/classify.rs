@@ -1,5 +1,6 @@
 //! What an access node's refusal means.
 
+use cairn_core::Height;
 use tonic::{Code, Status};
 
 use crate::SourceError;
@@ -36,7 +37,7 @@ pub(super) enum Refusal {
     /// It doesn't take the question. Of state that says nothing of what was asked: a node passes on with INVALID_ARGUMENT whatever went wrong where a script was to
     /// be run, such as that the state of the block isn't there any more.
     BadRequest(String),
-    /// It will never answer this: it doesn't let us, or has lost it.
+    /// It doesn't let us, or has lost it.
     Permanent(String),
 }
 
@@ -74,7 +75,8 @@ pub(super) fn classify(status: &Status) -> Refusal {
 fn below_root(message: &str) -> Option<Refusal> {
     let (whose, after) = message.split_once("less than the ")?.1.split_once("root block height ")?;
     let digits = after.bytes().take_while(u8::is_ascii_digit).count();
-    let root_height = after[..digits].parse().ok()?;
+    // One that no chain has is no root.
+    let root_height = Height::believable(after[..digits].parse().ok()?).ok()?.get();
     Some(Refusal::BelowRoot { root_height, is_sporks: whose.trim_end() == "spork" })
 }
 
@@ -137,7 +139,8 @@ impl Refusal {
             Refusal::Unimplemented => {
                 SourceError::Permanent { endpoint, message: "it is too old for this call".into() }
             }
-            Refusal::Permanent(message) | Refusal::BadRequest(message) | Refusal::ScriptFailed(message) => {
+            Refusal::Permanent(message) => SourceError::Refused { endpoint, message },
+            Refusal::BadRequest(message) | Refusal::ScriptFailed(message) => {
                 SourceError::Permanent { endpoint, message }
             }
         })
@@ -163,6 +166,8 @@ mod tests {
             ),
         ] {
             assert_eq!(classify(&Status::not_found(text)), Refusal::BelowRoot { root_height, is_sporks });
+            let absurd = text.replace(&root_height.to_string(), "18446744073709551615");
+            assert_eq!(classify(&Status::not_found(absurd)), Refusal::NotYet);
             // A script may say so too, when it panics.
             let panicked = Status::invalid_argument(format!(
                 "failed to execute script: [Error Code: 1101] cadence runtime error: panic: {text}"

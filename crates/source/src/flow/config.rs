@@ -1,5 +1,6 @@
 //! What the Flow source is told.
 
+use cairn_core::BlockId;
 use cairn_flow::Network;
 use url::Url;
 
@@ -51,6 +52,8 @@ pub struct FlowConfig {
     pub finality_heights: u64,
     /// Whether each block's execution result is asked for: one more request a block.
     pub execution_results: bool,
+    /// Heights of spork roots that needn't link, each with the id of the block below that it follows all the same.
+    pub accepted_roots: Vec<(u64, BlockId)>,
 }
 
 impl FlowConfig {
@@ -64,7 +67,13 @@ impl FlowConfig {
             requests_in_flight: 32,
             finality_heights: 1_000,
             execution_results: true,
+            accepted_roots: Vec::new(),
         }
+    }
+
+    /// The block that the root of a spork at `height` follows, though it names another one.
+    pub(super) fn accepted_parent(&self, height: u64) -> Option<BlockId> {
+        self.accepted_roots.iter().find(|(root, _)| *root == height).map(|(_, below)| *below)
     }
 
     /// Checks what doesn't need the nodes.

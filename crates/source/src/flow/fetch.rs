@@ -28,6 +28,15 @@ pub(super) struct Pieces {
     pub lacks_system: bool,
     /// A system transaction that the node names and of which it finds no result: it was not executed, or the block would lack it.
     pub unfound: Option<TxId>,
+    /// Some results may be those of another block ([`Checks::RESULT_BLOCK`]).
+    pub is_result_doubtful: bool,
+}
+
+impl Pieces {
+    /// Those of the bulk calls, or put together as if they were.
+    pub fn whole(transactions: Vec<Bytes>, results: Vec<Bytes>) -> Pieces {
+        Pieces { transactions, results, lacks_system: false, unfound: None, is_result_doubtful: false }
+    }
 }
 
 /// Whether a block's execution result is asked for.
@@ -72,7 +81,7 @@ pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> R
         transactions_and_results(node, &block),
         execution_result(node, &block, execution)
     )?;
-    let Some(Pieces { transactions, results, lacks_system, unfound }) = pieces else {
+    let Some(Pieces { transactions, results, lacks_system, unfound, is_result_doubtful }) = pieces else {
         let message = "it has no transactions or results of it".into();
         let is_sealed = is_said_sealed || has_sealed(node, height).await?;
         return unfinished(node, is_sealed, &FlowError::Incomplete { height, message });
@@ -80,8 +89,24 @@ pub(super) async fn block(node: &Node, height: u64, execution: OfExecution) -> R
     if let Some(id) = unfound.filter(|_| !counts_system(execution_result.as_ref())) {
         pieces::demand_not_executed(node, &block, &results, id).await?;
     }
-    let parts = BlockParts { block: bytes, transactions, results, execution_result };
-    match assemble(&parts).and_then(|raw| with_system(raw, lacks_system || node.is_spork_root(height))) {
+    let assembled = |execution_result: Option<Bytes>| {
+        let (transactions, results) = (transactions.clone(), results.clone());
+        let mut raw =
+            assemble(&BlockParts { block: bytes.clone(), transactions, results, execution_result })?;
+        if is_result_doubtful {
+            raw.facts.unverified |= Checks::RESULT_BLOCK.bits();
+        }
+        with_system(raw, lacks_system || node.is_spork_root(height))
+    };
+    let mut answer = assembled(execution_result);
+    // Only the execution result shows whether an event is missing behind a service event.
+    if answer.is_err()
+        && execution == OfExecution::Unasked
+        && let Some(result) = self::execution_result(node, &block, OfExecution::Asked).await?
+    {
+        answer = assembled(Some(result));
+    }
+    match answer {
         Ok(raw) if is_said_sealed || raw.facts.tx_count > 0 => Ok(Some(raw)),
         Ok(raw) => Ok(has_sealed(node, height).await?.then_some(raw)),
         Err(error @ FlowError::Incomplete { .. }) => {
@@ -165,12 +190,7 @@ pub(super) enum Bulk {
 async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<Option<Pieces>> {
     // Nothing was executed in a chain's first block, and a node may fail when it is asked about that (flow-emulator does).
     if block.height == 0 && block.collection_guarantees.is_empty() {
-        return Ok(Some(Pieces {
-            transactions: Vec::new(),
-            results: Vec::new(),
-            lacks_system: true,
-            unfound: None,
-        }));
+        return Ok(Some(Pieces { lacks_system: true, ..Pieces::whole(Vec::new(), Vec::new()) }));
     }
     let pieces = match transactions(node, block).await? {
         Bulk::NotYet => return Ok(None),
@@ -180,7 +200,7 @@ async fn transactions_and_results(node: &Node, block: &proto::Block) -> Result<O
             Bulk::Given(results) if results.len() > transactions.len() => {
                 return pieces::without_some_transactions(node, block, transactions, results).await.map(Some);
             }
-            Bulk::Given(results) => Pieces { transactions, results, lacks_system: false, unfound: None },
+            Bulk::Given(results) => Pieces::whole(transactions, results),
             Bulk::OneByOne => return pieces::without_bulk_results(node, block, transactions).await,
             Bulk::NotYet => return Ok(None),
             Bulk::Unimplemented => return Err(error_of(node, Refusal::Unimplemented)),

@@ -148,6 +148,7 @@ impl Node {
         };
         let info = info.unwrap_or_default();
         let root = Root { spork: info.spork_root_block_height, node: info.node_root_block_height };
+        self.believed(root.first_height())?;
         let root = match self.configured.first_height {
             None if root == Root::default() => self.root_by_refusal().await?,
             _ => root,

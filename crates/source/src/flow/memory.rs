@@ -62,18 +62,24 @@ impl Memory {
         self.room.acquire_many(permits).await.ok()
     }
 
-    /// How much room an answer needs that was refused for having been given too little; `None`: it was refused otherwise, or is larger than is taken at all.
-    pub fn needed_bytes(&self, status: &Status, given_bytes: usize) -> Option<usize> {
+    /// How much room an answer needs that we refused for its size, in bytes; an error, naming the limit, where it is larger than is taken at all. `None`: it was
+    /// refused otherwise.
+    pub fn needed_bytes(&self, status: &Status, given_bytes: usize) -> Option<Result<usize, String>> {
         // Ours is OUT_OF_RANGE; a node that refuses to send something so large says RESOURCE_EXHAUSTED.
         let is_ours =
             status.code() == Code::OutOfRange && status.message().contains("message length too large");
-        if !is_ours || given_bytes >= self.max_response_bytes {
-            return None;
-        }
         let after = status.message().split_once("found ").map_or("", |(_, after)| after);
         let digits = after.bytes().take_while(u8::is_ascii_digit).count();
         let found = after[..digits].parse().unwrap_or(self.max_response_bytes);
-        (given_bytes < found && found <= self.max_response_bytes).then_some(found)
+        // Else it is somebody else's limit, between us and the node.
+        let is_over = is_ours && given_bytes < found;
+        is_over.then(|| match found <= self.max_response_bytes {
+            true => Ok(found),
+            false => Err(format!(
+                "the answer has {found} bytes, the limit is {} bytes (chain.flow.max_response_mib)",
+                self.max_response_bytes
+            )),
+        })
     }
 }
 
@@ -124,10 +130,14 @@ mod tests {
                 "Error, decoded message length too large: found {found} bytes, the limit is: 65536 bytes"
             ))
         };
-        assert_eq!(memory.needed_bytes(&ours(70_000), 65_536), Some(70_000));
-        assert_eq!(memory.needed_bytes(&ours(MAX), 65_536), Some(MAX));
-        assert_eq!(memory.needed_bytes(&ours(MAX + 1), 65_536), None);
-        assert_eq!(memory.needed_bytes(&ours(MAX), MAX), None);
+        assert_eq!(memory.needed_bytes(&ours(70_000), 65_536), Some(Ok(70_000)));
+        assert_eq!(memory.needed_bytes(&ours(MAX), 65_536), Some(Ok(MAX)));
+        for given_bytes in [65_536, MAX] {
+            let Some(Err(message)) = memory.needed_bytes(&ours(MAX + 1), given_bytes) else {
+                panic!("it is too large")
+            };
+            assert!(message.contains(&format!("{} bytes, the limit is {MAX} bytes", MAX + 1)), "{message}");
+        }
         assert_eq!(
             memory.needed_bytes(&ours(60_000), 65_536),
             None,

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | what it is told | [`config`] |
 //! | which node is asked | `pool` |
-//! | one node: what it is, connection, calls, limits | `identity`, `node`, `codec`, `pace`, `health`, `memory` |
+//! | one node: what it is, connection, calls, limits | `identity`, `node`, `lacks`, `codec`, `pace`, `health`, `memory` |
 //! | what refusals mean | `classify` |
 //! | one whole block | `fetch`, `pieces` |
 //! | one whose EVM side contradicts itself | `doubt` |
@@ -33,9 +33,9 @@ mod doubt;
 mod fetch;
 mod health;
 mod identity;
+mod lacks;
 mod memory;
 mod node;
-mod pace;
 mod pieces;
 mod pool;
 pub mod state;
@@ -207,7 +207,14 @@ impl FlowSource {
             (true, false) => OfExecution::Asked,
             (true, true) => OfExecution::Awaited,
         };
-        let block = fetch::block(node, height, execution).await?;
+        let mut block = fetch::block(node, height, execution).await?;
+        if let Some(block) = &mut block
+            && let Some(below) = self.config.accepted_parent(height)
+            && block.facts.parent_id != below
+        {
+            block.facts.parent_id = below;
+            block.facts.unverified |= Checks::PARENT.bits();
+        }
         self.is_expected(node, height, block)
     }
 
@@ -228,7 +235,10 @@ impl FlowSource {
         let Some(header) = node.absent(answer)?.and_then(|answer| answer.block) else {
             return self.is_expected(node, height, None);
         };
-        let linked = linked(node, &header)?;
+        let mut linked = linked(node, &header)?;
+        if let Some(below) = self.config.accepted_parent(height) {
+            linked.parent_id = below;
+        }
         if linked.block.height != Height(height) {
             let message = format!("asked for header {height}, got {}", linked.block.height);
             return Err(fetch::malformed(node, height, &message));
@@ -266,6 +276,7 @@ async fn latest_of(node: &Node) -> Result<LinkedRef> {
 
 /// A header's place, where it is one of this network.
 fn linked(node: &Node, header: &proto::BlockHeader) -> Result<LinkedRef> {
+    node.believed(header.height)?;
     check_network(header, node.network)
         .and_then(|()| linked_ref(header))
         .map_err(|error| node.refused(header.height, &error))
@@ -343,6 +354,11 @@ impl ChainSource for FlowSource {
 
     async fn answers(&self, height: Height) -> Result<Vec<RawBlock>> {
         self.block_of_each(height.get()).await
+    }
+
+    fn boundary_setting(&self, height: Height, below: BlockRef) -> Option<String> {
+        let is_root = self.pool.is_spork_root(height.get());
+        is_root.then(|| format!("chain.flow.accepted_roots = [\"{height}:{}\"]", below.id))
     }
 
     fn preferred_heights(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cairn_core::ErrorKind;
+use cairn_core::{ErrorKind, Height};
 use cairn_flow::{Network, proto};
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -19,9 +19,14 @@ use super::codec::Plain;
 use super::config::{FlowConfig, NodeConfig};
 use super::health::Health;
 use super::identity::{Standing, Unanswered};
+use super::lacks::Lacks;
 use super::memory::Memory;
-use super::pace::Pace;
+use crate::pace::Pace;
 use crate::{Result, SourceError};
+
+/// How long a connection with a question under way may be silent before it is asked whether it is there, and how long it has to answer that.
+const PING_AFTER: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often one question is asked of a node that says "too often".
 const RATE_LIMITED_TRIES: u32 = 6;
@@ -93,6 +98,8 @@ pub(super) struct Node {
     pub(super) introduction: tokio::sync::Mutex<Option<Unanswered>>,
     /// Whether it can be reached.
     pub health: Health,
+    /// Which calls it doesn't have.
+    lacks: Lacks,
     grpc: Grpc<Channel>,
     pace: Pace,
     /// That of scripts and accounts, beside the one of all: one that is refused for coming too soon holds no block up.
@@ -128,7 +135,9 @@ impl Node {
         }
         let endpoint = endpoint
             .connect_timeout(Duration::from_millis(config.request_timeout_ms))
-            .http2_keep_alive_interval(Duration::from_secs(20))
+            // A connection that died without a word is noticed within the sum. grpc-go closes one after three pings that no data came between.
+            .http2_keep_alive_interval(PING_AFTER)
+            .keep_alive_timeout(PING_TIMEOUT)
             .tcp_nodelay(true);
         let grpc = Grpc::new(endpoint.connect_lazy());
         Ok(Node {
@@ -139,6 +148,7 @@ impl Node {
             standing: Mutex::new(Standing::Stranger),
             introduction: tokio::sync::Mutex::new(None),
             health: Health::default(),
+            lacks: Lacks::default(),
             grpc,
             pace: Pace::new(node.requests_per_s),
             state_pace: Pace::new(node.scripts_per_s),
@@ -164,6 +174,9 @@ impl Node {
     /// One question, and the answer as it came. One that is refused for coming too soon is asked again a few times, after what
     /// the pace makes it wait: what was answered beside it is not thrown away.
     pub async fn ask_raw<Q: Message + Clone + 'static>(&self, call: Call, question: Q) -> Answer<Bytes> {
+        if self.lacks.has_not(call) {
+            return Err(Refusal::Unimplemented);
+        }
         let pace = if call.is_of_state() { &self.state_pace } else { &self.pace };
         if call.is_of_state() {
             // Before a place is taken: those are for requests that may go.
@@ -179,7 +192,7 @@ impl Node {
                     if let Err(Refusal::BelowRoot { root_height, is_sporks }) = other {
                         self.begins_at(root_height, is_sporks);
                     }
-                    return other;
+                    return self.lacks.learn(call, other);
                 }
             };
             metrics::counter!("cairn_source_rate_limited_total", "endpoint" => self.name.clone())
@@ -211,7 +224,8 @@ impl Node {
                     return Ok(answer);
                 }
                 Err(status) => match self.memory.needed_bytes(&status, most_bytes) {
-                    Some(needed_bytes) if !is_again => (most_bytes, is_again) = (needed_bytes, true),
+                    Some(Ok(needed_bytes)) if !is_again => (most_bytes, is_again) = (needed_bytes, true),
+                    Some(Err(message)) => return Err(Refusal::TooLarge(format!("{call:?}: {message}"))),
                     _ => return Err(classify(&status)),
                 },
             }
@@ -265,11 +279,18 @@ impl Node {
             stream.message().await
         };
         let deadline = tokio::time::Instant::now() + at_most;
-        match tokio::time::timeout_at(deadline, hearing).await {
-            Ok(Ok(Some(_))) | Err(_) => {}
-            // It has no streams, or this one broke: what is left of the time is waited for.
-            Ok(Ok(None) | Err(_)) => tokio::time::sleep_until(deadline).await,
+        if self.lacks.has_not(Call::SubscribeBlockDigests) {
+            return tokio::time::sleep_until(deadline).await;
         }
+        match tokio::time::timeout_at(deadline, hearing).await {
+            Ok(Ok(Some(_))) | Err(_) => return,
+            Ok(Ok(None)) => {}
+            Ok(Err(status)) => {
+                _ = self.lacks.learn::<()>(Call::SubscribeBlockDigests, Err(classify(&status)));
+            }
+        }
+        // It has no streams, or this one broke: what is left of the time is waited for.
+        tokio::time::sleep_until(deadline).await;
     }
 
     /// A refusal as an error; "not there" is none.
@@ -283,12 +304,17 @@ impl Node {
         }
     }
 
+    /// A height that the node names, where a chain can have it.
+    pub fn believed(&self, height: u64) -> Result<Height> {
+        Height::believable(height).map_err(|error| SourceError::Absurd { endpoint: self.name.clone(), error })
+    }
+
     /// What the codec says of an answer.
     pub fn refused(&self, height: u64, error: &cairn_flow::FlowError) -> SourceError {
         debug_assert!(matches!(error.kind(), ErrorKind::Retry | ErrorKind::Wait));
         SourceError::Inconsistent {
             endpoint: self.name.clone(),
-            height: cairn_core::Height(height),
+            height: Height(height),
             check: "flow_block".into(),
             message: error.to_string(),
         }

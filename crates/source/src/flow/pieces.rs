@@ -1,13 +1,14 @@
 //! A block's transactions and results one by one, where a bulk call is refused.
 //!
 //! A block's collections say which transactions are users', and in which order. Results by index come without names on real nodes (flow-go sends 32 zero
-//! bytes as ids of transaction and collection): they are given those of the collections. System transactions follow, each by its id, since their places in
+//! bytes as ids of transaction and collection): they are given those of the collections. A result by id has to say that it is of this block, since an id may
+//! stand in several; else it is asked for in ways that ask for this block's (`of_this_block`). System transactions follow, each by its id, since their places in
 //! answers to the two bulk calls needn't be the same; the last of them, which closes the block, by calls of its own, where the node has those.
 
 use bytes::Bytes;
 use cairn_core::TxId;
 use cairn_flow::id::transaction_id;
-use cairn_flow::pair::{is_unpaid, named};
+use cairn_flow::pair::{is_of_block, is_unpaid, named};
 use cairn_flow::proto;
 use futures::{StreamExt, TryStreamExt, stream};
 use prost::Message;
@@ -33,13 +34,17 @@ struct Wanted {
 /// Nodes of old sporks: all by way of the collections. System transactions aren't to be had there.
 pub(super) async fn by_collection(node: &Node, block: &proto::Block) -> Result<Option<Pieces>> {
     let Some(wanted) = wanted(node, block).await? else { return Ok(None) };
-    let one = |of: Wanted| async move {
-        futures::try_join!(transaction(node, block, of.clone()), result_by_id(node, block, of))
+    let one = |(index, of): (usize, Wanted)| async move {
+        futures::try_join!(transaction(node, block, of.clone()), result_by_id(node, block, index, of))
     };
-    let pairs: Vec<(Bytes, Bytes)> =
-        stream::iter(wanted).map(one).buffered(PIECES_IN_FLIGHT).try_collect().await?;
-    let (transactions, results) = pairs.into_iter().unzip();
-    Ok(Some(Pieces { transactions, results, lacks_system: true, unfound: None }))
+    let pairs: Vec<(Bytes, Bytes)> = stream::iter(wanted.into_iter().enumerate())
+        .map(one)
+        .buffered(PIECES_IN_FLIGHT)
+        .try_collect()
+        .await?;
+    let (transactions, results): (_, Vec<Bytes>) = pairs.into_iter().unzip();
+    let is_result_doubtful = are_doubtful(node, block, &results)?;
+    Ok(Some(Pieces { lacks_system: true, is_result_doubtful, ..Pieces::whole(transactions, results) }))
 }
 
 /// Transactions are too large together. Which system transactions there are the results say, where those come at once; else only the last one is known.
@@ -65,7 +70,7 @@ pub(super) async fn without_bulk_transactions(node: &Node, block: &proto::Block)
                 };
                 transactions.push(asked);
             }
-            Ok(Some(Pieces { transactions, results, lacks_system: false, unfound: None }))
+            Ok(Some(Pieces::whole(transactions, results)))
         }
         Bulk::OneByOne => {
             let closing = match system_transaction(node, block).await? {
@@ -121,7 +126,7 @@ pub(super) async fn without_some_transactions(
     }
     let (height, came) = (block.height, transactions.len());
     tracing::debug!(node = node.name, height, came, "transactions that did not come were asked for by id");
-    Ok(Pieces { transactions, results, lacks_system: false, unfound: None })
+    Ok(Pieces::whole(transactions, results))
 }
 
 /// Results are too large together, or one of them breaks the call.
@@ -134,9 +139,9 @@ pub(super) async fn without_bulk_results(
     let users = wanted.len();
     let one = |(index, of): (usize, Wanted)| async move {
         match by_index(node, block, index).await {
-            Ok(answer) => name(node, block, &answer, &of),
+            Ok(answer) => name(node, block, &answer, &of, true),
             // It may have another way to it.
-            Err(Refusal::NotYet) => result_by_id(node, block, of).await,
+            Err(Refusal::NotYet) => result_by_id(node, block, index, of).await,
             Err(refusal) => Err(error_of(node, refusal)),
         }
     };
@@ -160,14 +165,15 @@ pub(super) async fn without_bulk_results(
             results.extend(system_result(node, block, of, results.len()).await?);
             continue;
         }
-        match executed(node, block, of).await? {
+        match executed(node, block, of, results.len()).await? {
             Some(result) => results.push(result),
             None => unfound = unfound.or(Some(id)),
         }
     }
     // In a spork's root none is executed.
     let unfound = unfound.filter(|_| !node.is_spork_root(block.height));
-    Ok(Some(Pieces { transactions, results, lacks_system: false, unfound }))
+    let is_result_doubtful = are_doubtful(node, block, &results)?;
+    Ok(Some(Pieces { unfound, is_result_doubtful, ..Pieces::whole(transactions, results) }))
 }
 
 /// That no more transactions ran in a block than there are results, where the node names one of the system's and finds no result of it: "not found" may mean that it has no way to
@@ -239,10 +245,27 @@ fn tx_id(node: &Node, block: &proto::Block, of: &Wanted) -> Result<TxId> {
     id.map_err(|_| malformed(node, block.height, "a transaction's id has not 32 bytes"))
 }
 
-/// A result with the names that the node may have left out.
-fn name(node: &Node, block: &proto::Block, result: &Bytes, of: &Wanted) -> Result<Bytes> {
-    named(result, tx_id(node, block, of)?, &of.collection_id)
+/// A result with the names that the node may have left out; that of the block, where the question was for this block's result.
+fn name(
+    node: &Node,
+    block: &proto::Block,
+    result: &Bytes,
+    of: &Wanted,
+    is_of_this_block: bool,
+) -> Result<Bytes> {
+    let block_id = is_of_this_block.then_some(&block.id[..]);
+    named(result, tx_id(node, block, of)?, &of.collection_id, block_id)
         .map_err(|error| node.refused(block.height, &error))
+}
+
+/// Whether some results don't say of which block they are.
+fn are_doubtful(node: &Node, block: &proto::Block, results: &[Bytes]) -> Result<bool> {
+    for result in results {
+        if is_of_block(&decoded(node, block, result)?, block).is_none() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn question(block: &proto::Block, of: &Wanted) -> proto::GetTransactionRequest {
@@ -307,10 +330,48 @@ fn given(node: &Node, block: &proto::Block, answer: Answer<proto::TransactionRes
     transaction.ok_or_else(|| malformed(node, block.height, "an answer has no transaction"))
 }
 
-async fn result_by_id(node: &Node, block: &proto::Block, of: Wanted) -> Result<Bytes> {
+async fn result_by_id(node: &Node, block: &proto::Block, index: usize, of: Wanted) -> Result<Bytes> {
     let part = format!("the result of transaction {}", tx_id(node, block, &of)?);
     let answer = node.ask_raw(Call::TransactionResult, question(block, &of)).await;
-    name(node, block, &answer.map_err(|refusal| refused(node, block, &part, refusal))?, &of)
+    let answer = answer.map_err(|refusal| refused(node, block, &part, refusal))?;
+    of_this_block(node, block, index, &of, &answer).await
+}
+
+/// A result by id with its names. One that is of another block, or doesn't say of which, is asked for by its index in this block, then with all of the block's.
+/// Where the node has neither call, one that doesn't say is taken as it came, which marks the block ([`are_doubtful`]).
+async fn of_this_block(
+    node: &Node,
+    block: &proto::Block,
+    index: usize,
+    of: &Wanted,
+    answer: &Bytes,
+) -> Result<Bytes> {
+    let is_of_block =
+        |result: &Bytes| Ok::<_, SourceError>(is_of_block(&decoded(node, block, result)?, block));
+    let is_of_this_block = is_of_block(answer)?;
+    if is_of_this_block == Some(true) {
+        return name(node, block, answer, of, true);
+    }
+    let of_block = match by_index(node, block, index).await {
+        Ok(result) => Some(result),
+        Err(Refusal::NotYet | Refusal::Unimplemented) => match results(node, block).await? {
+            Bulk::Given(results) => results.into_iter().nth(index),
+            _ => None,
+        },
+        Err(refusal) => return Err(error_of(node, refusal)),
+    };
+    match of_block {
+        Some(result) if is_of_block(&result)? != Some(false) => name(node, block, &result, of, true),
+        _ if is_of_this_block.is_none() => name(node, block, answer, of, false),
+        _ => {
+            let id = tx_id(node, block, of)?;
+            let message = format!(
+                "it gives the result of transaction {id} in another block for that in block {}: take a node that has GetTransactionResultByIndex",
+                block.height
+            );
+            Err(SourceError::Transient { endpoint: node.name.clone(), message })
+        }
+    }
 }
 
 async fn by_index(node: &Node, block: &proto::Block, index: usize) -> Answer<Bytes> {
@@ -319,7 +380,7 @@ async fn by_index(node: &Node, block: &proto::Block, index: usize) -> Answer<Byt
 }
 
 /// The result of a system transaction that needn't have been executed in this block; `None`: the node finds none.
-async fn executed(node: &Node, block: &proto::Block, of: Wanted) -> Result<Option<Bytes>> {
+async fn executed(node: &Node, block: &proto::Block, of: Wanted, index: usize) -> Result<Option<Bytes>> {
     // By the id alone: it is in no collection.
     let by_id = Wanted { id: of.id.clone(), collection_id: Bytes::new() };
     let Some(answer) = node.absent(node.ask_raw(Call::TransactionResult, question(block, &by_id)).await)?
@@ -330,7 +391,7 @@ async fn executed(node: &Node, block: &proto::Block, of: Wanted) -> Result<Optio
     if status == proto::TransactionStatus::Unknown as i32 {
         return Ok(None);
     }
-    name(node, block, &answer, &of).map(Some)
+    of_this_block(node, block, index, &of, &answer).await.map(Some)
 }
 
 /// The result of the transaction that closes the block: by its own call, or by its index from nodes that don't have that one. `None`: a spork's root,
@@ -344,6 +405,6 @@ async fn system_result(node: &Node, block: &proto::Block, of: Wanted, index: usi
     match answer {
         Err(Refusal::NotYet) if node.is_spork_root(block.height) => Ok(None),
         Err(refusal) => Err(refused(node, block, SYSTEM_RESULT, refusal)),
-        Ok(answer) => name(node, block, &answer, &of).map(Some),
+        Ok(answer) => name(node, block, &answer, &of, true).map(Some),
     }
 }

@@ -168,6 +168,11 @@ impl Pool {
         self.stretches().into_iter().flatten().map(|stretch| stretch.first_height).min().unwrap_or(0)
     }
 
+    /// Whether a spork begins at this height.
+    pub fn is_spork_root(&self, height: u64) -> bool {
+        self.nodes.iter().any(|node| node.is_spork_root(height))
+    }
+
     /// The heights of each node; `None`: not known, or it is not used.
     ///
     /// A spork ends where the next one begins, whether or not a node of that one is configured, and wherever in it a node is asked first (F02).

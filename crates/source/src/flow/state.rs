@@ -26,7 +26,7 @@ impl FlowSource {
     /// Runs a script against the state that a block left, each argument as JSON-CDC. The block is named by its id, so that the answer is of no
     /// other fork.
     ///
-    /// [`SourceError::Permanent`]: no node lets us, or keeps state that old.
+    /// [`SourceError::Permanent`]: no node has this call, or keeps state that old.
     pub async fn execute_script(&self, at: BlockRef, script: &str, arguments: Vec<Bytes>) -> Result<Script> {
         let question = proto::ExecuteScriptAtBlockIdRequest {
             block_id: Bytes::copy_from_slice(at.id.as_bytes()),

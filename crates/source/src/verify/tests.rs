@@ -350,6 +350,53 @@ async fn e03_a_bloom_that_stays_wrong_is_taken_and_marked() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn e03_blooms_that_are_always_wrong_are_learned_and_mended_ones_are_not() {
+    let spoil = |blocks: &mut Vec<RawBlock>| {
+        blocks
+            .iter_mut()
+            .for_each(|block| with_header(block, |header| header.logs_bloom = Bloom::repeat_byte(1)));
+    };
+    let one = |height: u64| HeightRange::one(Height(height));
+    let source = verified(inline(), move |_, _, mut blocks| {
+        spoil(&mut blocks);
+        Ok(blocks)
+    });
+    let mut calls = Vec::new();
+    for height in 20..26 {
+        let blocks = source.blocks(one(height)).await.unwrap();
+        assert_eq!(blocks[0].facts.unverified, Checks::BLOOM.bits());
+        calls.push(source.inner().calls.swap(0, Ordering::Relaxed));
+    }
+    assert_eq!(calls, [3, 3, 3, 1, 1, 1]);
+
+    // A wrong bloom that mends itself is the mark of missing logs: it is asked about each time.
+    let source = verified(inline(), move |call, _, mut blocks| {
+        if call % 2 == 0 {
+            spoil(&mut blocks);
+        }
+        Ok(blocks)
+    });
+    for height in 20..26 {
+        assert_eq!(source.blocks(one(height)).await.unwrap()[0].facts.unverified, 0);
+        assert_eq!(source.inner().calls.swap(0, Ordering::Relaxed), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_refused_block_names_its_height_its_check_and_the_way_out() {
+    let error =
+        spoiled(10, |block| block.transactions[1].sender = Bytes::from(vec![7; 20])).await.unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("block 10 ") && text.contains("`senders`") && text.contains("`--relax senders`"),
+        "{text}"
+    );
+    assert_eq!((error.height(), error.check()), (Some(Height(10)), Some("senders")));
+    let error = spoiled(10, |block| block.facts.height = block.facts.height + 1).await.unwrap_err();
+    assert!(!error.to_string().contains("--relax"), "nothing can be relaxed: {error}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn e03_answers_that_differ_each_time_are_not_believed() {
     let height = height_with_logs();
     let spoil = |call: u32, _: HeightRange, mut blocks: Vec<RawBlock>| {

@@ -1,5 +1,7 @@
 //! The error log, `raw.indexing_errors`: what could not be indexed, once each.
 
+use std::collections::HashSet;
+
 use async_trait::async_trait;
 use cairn_core::{BlockId, Height};
 use sha2::{Digest, Sha256};
@@ -97,12 +99,44 @@ pub struct ErrorFilter {
     pub limit: usize,
 }
 
+/// What became of errors that were recorded within a limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// How many were new or opened again.
+    pub new: u64,
+    /// How many warnings have no open entry, because there is no room for one.
+    pub dropped: u64,
+}
+
+/// Of errors of one service, those that `room` lets in, each once, and how many it doesn't. Those that are open already, by their place, need none. Fatal ones always come in:
+/// they name what has no rows at all.
+pub fn within(errors: &[NewError], mut room: u64, is_open: impl Fn(usize) -> bool) -> (Vec<NewError>, u64) {
+    let (mut kept, mut dropped, mut seen) = (Vec::new(), 0, HashSet::new());
+    for (at, error) in errors.iter().enumerate() {
+        let is_new = seen.insert((error.height, error.block_id, &error.transaction_id, error.error_hash()));
+        if !is_new || is_open(at) {
+            continue;
+        }
+        if room == 0 && error.severity == Severity::Warn {
+            dropped += 1;
+            continue;
+        }
+        room = room.saturating_sub(1);
+        kept.push(error.clone());
+    }
+    (kept, dropped)
+}
+
 /// The log. It lives in the raw database; raw ingestion never waits for it.
 #[async_trait]
 pub trait ErrorLog: Send + Sync {
     /// Records errors, each once. One that is there already (same service, height, block, transaction and hash) is left as it is where it is open;
     /// where it was closed it opens again, since it still happens. Returns how many were new or opened again.
     async fn record(&self, errors: &[NewError]) -> Result<u64>;
+
+    /// As [`ErrorLog::record`], of one service that has at most `max_open` open entries: further warnings are dropped, and told by their number. Those that are open
+    /// already stay, and fatal ones are always recorded.
+    async fn record_within(&self, errors: &[NewError], max_open: u64) -> Result<Recorded>;
 
     /// Errors by number.
     async fn list(&self, filter: &ErrorFilter) -> Result<Vec<LoggedError>>;
@@ -112,6 +146,9 @@ pub trait ErrorLog: Send + Sync {
 
     /// Closes errors; returns how many were open.
     async fn resolve(&self, ids: &[u64]) -> Result<u64>;
+
+    /// Deletes at most `limit` errors that were closed more than `age_ms` ago, by the store's clock. Returns how many. Open ones stay, whatever their age.
+    async fn prune_closed(&self, age_ms: u64, limit: usize) -> Result<u64>;
 
     /// Deletes the errors of these blocks, resolved or not: a reorg took the blocks. Returns how many.
     async fn forget_blocks(&self, blocks: &[BlockId]) -> Result<u64>;

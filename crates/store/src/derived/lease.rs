@@ -108,7 +108,7 @@ pub struct WorkerLease {
     pub first_parent: Option<BlockId>,
     /// The version of the processor that worked on it last; an older one can't claim it.
     pub version: u32,
-    /// Why it failed last; empty where it didn't. Truncated to [`MAX_ERROR_BYTES`].
+    /// Why it failed since its last commit; empty where it didn't. Truncated to [`MAX_ERROR_BYTES`].
     pub last_error: String,
 }
 

@@ -27,7 +27,8 @@ mod writer;
 
 pub use dump::DerivedDumpBuilder;
 pub use errors::{
-    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity,
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Recorded, Severity,
+    within,
 };
 pub use fork::{DerivedCheckpoint, ForkMark, ForkState, ReadMark};
 pub use lease::{
@@ -35,7 +36,8 @@ pub use lease::{
     WorkerLease,
 };
 pub use reader::{
-    DerivedDump, DerivedReader, DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage,
+    DerivedDump, DerivedReader, DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan,
+    ScanPage, Standing,
 };
 pub use rebuild::{RangeAgain, Rebuild, RebuildRequest};
 pub use row::{Change, Key, Row};
@@ -45,8 +47,8 @@ pub use table::{
 };
 pub use value::{ColumnType, SUM_BYTES, Sum, U256, Value};
 pub use writer::{
-    ApplyProgress, ChunkCommit, Committed, Coordinator, DerivedMaintenance, DerivedWriter, ReorgApplier,
-    Repairs, SeamAlarm, StateRow, StateRows, TableRows, TakenBack,
+    ApplyProgress, ChunkCommit, Committed, Coordinator, DerivedMaintenance, DerivedWriter, Entered,
+    ReorgApplier, Repairs, SeamAlarm, StateRow, StateRows, TableRows, TakenBack,
 };
 
 /// Everything that the pipeline needs of an app store.

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
 
 use super::fork::{DerivedCheckpoint, ForkState};
-use super::lease::{LeaseFilter, WorkerLease};
+use super::lease::{LeaseFilter, LeaseStatus, WorkerLease};
 use super::rebuild::Rebuild;
 use super::row::{Key, Row};
 use super::value::Value;
@@ -91,6 +91,41 @@ pub trait DerivedReader: Send + Sync {
     /// A consistent view of the app store as it is now; hold it for one request only. A backend may end it after two seconds, and then
     /// answers [`crate::StoreError::Busy`]. Before [`super::ReorgApplier::adopt`] it is [`crate::StoreError::Invalid`].
     async fn snapshot(&self) -> Result<Arc<dyn DerivedSnapshot>>;
+
+    /// Where work stands, for whoever looks often. The two parts may be of different moments.
+    async fn standing(&self, max_leases: usize) -> Result<Standing> {
+        let snapshot = self.snapshot().await?;
+        let mut open = Vec::new();
+        for status in [LeaseStatus::Active, LeaseStatus::Failed] {
+            let filter = LeaseFilter {
+                status: Some(status),
+                limit: max_leases.saturating_add(1),
+                ..LeaseFilter::default()
+            };
+            open.extend(snapshot.leases(&filter).await?);
+        }
+        Ok(Standing::new(snapshot.checkpoints().to_vec(), open, max_leases))
+    }
+}
+
+/// Where the work of all services stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Standing {
+    /// Every service's checkpoint.
+    pub checkpoints: Vec<DerivedCheckpoint>,
+    /// Leases that aren't completed; some of them where there are more than were asked for.
+    pub open: Vec<WorkerLease>,
+    /// Whether these are all.
+    pub is_whole: bool,
+}
+
+impl Standing {
+    /// From what was read with this limit.
+    pub fn new(checkpoints: Vec<DerivedCheckpoint>, mut open: Vec<WorkerLease>, max_leases: usize) -> Self {
+        let is_whole = open.len() <= max_leases;
+        open.truncate(max_leases);
+        Standing { checkpoints, open, is_whole }
+    }
 }
 
 /// A consistent view. No row above the checkpoint of the service that writes its table can be seen in it:

@@ -268,6 +268,7 @@ pub fn advance_lease(current: &WorkerLease, commit: &ChunkCommit, now_ms: u64) -
     lease.last_id = commit.last_id.or(current.last_id).or(commit.parent_id);
     lease.done_to = chunk.end();
     lease.attempt = 0;
+    lease.last_error.clear();
     lease.expires_at_ms = now_ms.saturating_add(commit.ttl_ms);
     if lease.done_to == lease.range.end() {
         lease.status = LeaseStatus::Completed;

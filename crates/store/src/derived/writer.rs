@@ -7,6 +7,9 @@
 //! A verb that fails changes nothing. A commit whose answer was lost is settled by reading the lease: `done_to` at or above the
 //! chunk's end under one's own fence means that it happened.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use cairn_core::{BlockId, Height, HeightRange};
 
@@ -159,6 +162,12 @@ pub trait Coordinator: Send + Sync {
     /// where nothing of it was done and something was to be done, so that a range that ends every process is dead in the end; whoever ends in order has given it back before.
     async fn release_all(&self) -> Result<u64>;
 
+    /// At start, by a process that is going to derive, for as long as it holds what this returns. Where no other process derives, it takes every ACTIVE lease as [`Coordinator::release_all`] does. A store that one
+    /// process writes to at a time has no others.
+    async fn enter(&self) -> Result<Entered> {
+        Ok(Entered { released: self.release_all().await?, presence: Arc::new(()) })
+    }
+
     /// Pauses or resumes a service: nothing of it is claimed. No lease is taken away: whoever holds one looks before each chunk, and gives it back.
     async fn set_paused(&self, service: &str, paused: bool) -> Result<()>;
 
@@ -171,6 +180,15 @@ pub trait Coordinator: Send + Sync {
         range: HeightRange,
         range_heights: u64,
     ) -> Result<u64>;
+}
+
+/// A process derives.
+#[derive(Clone)]
+pub struct Entered {
+    /// How many leases it took from processes that are gone.
+    pub released: u64,
+    /// Others see that it derives until this is dropped, or the process ends.
+    pub presence: Arc<dyn Any + Send + Sync>,
 }
 
 /// How the checkpoints were repaired.

@@ -46,17 +46,36 @@ struct Shared {
     clock: Arc<dyn Clock>,
     state: Mutex<Arc<State>>,
     hook: Mutex<Option<Arc<dyn CommitHook>>>,
+    maintenance: Mutex<Option<StoreError>>,
 }
 
 impl MemoryStore {
     /// An empty store whose leases expire by `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        MemoryStore { shared: Arc::new(Shared { clock, state: Mutex::default(), hook: Mutex::new(None) }) }
+        MemoryStore {
+            shared: Arc::new(Shared {
+                clock,
+                state: Mutex::default(),
+                hook: Mutex::new(None),
+                maintenance: Mutex::new(None),
+            }),
+        }
     }
 
     /// Sets or removes the hook, for every handle on this store.
     pub fn set_hook(&self, hook: Option<Arc<dyn CommitHook>>) {
         *self.shared.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = hook;
+    }
+
+    /// Lets background work fail with this error, or go well again: for tests of what goes on without it.
+    pub fn set_maintenance(&self, error: Option<StoreError>) {
+        *self.shared.maintenance.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = error;
+    }
+
+    /// Removes the row of a block and leaves its index entries, as damage does to a database: for tests of what notices it.
+    pub fn lose_block(&self, height: Height) -> Result<()> {
+        Arc::make_mut(&mut Arc::make_mut(&mut *self.state()?).blocks).remove(&height);
+        Ok(())
     }
 
     fn now_ms(&self) -> u64 {
@@ -101,7 +120,8 @@ impl RawReader for MemoryStore {
 #[async_trait]
 impl RawMaintenance for MemoryStore {
     async fn maintain(&self, _max_bytes: u64) -> Result<Maintained> {
-        Ok(Maintained::Nothing)
+        let error = self.shared.maintenance.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        error.map_or(Ok(Maintained::Nothing), Err)
     }
 }
 

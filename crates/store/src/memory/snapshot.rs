@@ -23,8 +23,16 @@ impl MemorySnapshot {
         Ok(MemorySnapshot { state, head })
     }
 
-    fn row(&self, height: Height) -> Option<&Arc<RawBlock>> {
-        if self.head.range().contains(height) { self.state.blocks.get(&height) } else { None }
+    /// `None` outside the head's range.
+    fn row(&self, height: Height) -> Result<Option<&Arc<RawBlock>>> {
+        if !self.head.range().contains(height) {
+            return Ok(None);
+        }
+        self.required(height).map(Some)
+    }
+
+    fn required(&self, height: Height) -> Result<&Arc<RawBlock>> {
+        self.state.blocks.get(&height).ok_or_else(|| StoreError::hole(height))
     }
 
     /// The heights in `range` where `term` stands.
@@ -33,23 +41,37 @@ impl MemorySnapshot {
     }
 
     /// The first of these, and whether the limit ended the read.
-    fn read<'a>(
+    fn read(
         &self,
-        rows: impl Iterator<Item = &'a Arc<RawBlock>>,
+        heights: impl Iterator<Item = Height>,
         parts: Parts,
         max_bytes: u64,
-    ) -> (Vec<StoredBlock>, bool) {
+    ) -> Result<(Vec<StoredBlock>, bool)> {
         let mut blocks = Vec::new();
         let mut bytes = 0;
-        for row in rows {
-            let block = stored(row, parts);
+        for height in heights {
+            let block = stored(self.required(height)?, parts);
             bytes += part_bytes(&block);
             blocks.push(block);
             if bytes >= max_bytes {
-                return (blocks, true);
+                return Ok((blocks, true));
             }
         }
-        (blocks, false)
+        Ok((blocks, false))
+    }
+
+    fn candidates(&self, range: HeightRange, query: &LogQuery, limit: usize) -> Vec<Height> {
+        let mut groups = query.groups.iter();
+        let Some(first) = groups.next() else {
+            let rows = self.state.blocks.range(range.start()..range.end());
+            return rows.filter(|(_, row)| row.facts.log_count > 0).map(|(at, _)| *at).take(limit).collect();
+        };
+        let mut heights: BTreeSet<Height> =
+            first.iter().flat_map(|term| self.heights_of(*term, range)).collect();
+        for group in groups {
+            heights.retain(|at| group.iter().any(|term| self.state.terms.contains(&(*term, *at))));
+        }
+        heights.into_iter().take(limit).collect()
     }
 }
 
@@ -65,13 +87,12 @@ impl RawSnapshot for MemorySnapshot {
     }
 
     async fn block(&self, height: Height, parts: Parts) -> Result<Option<StoredBlock>> {
-        Ok(self.row(height).map(|block| stored(block, parts)))
+        Ok(self.row(height)?.map(|block| stored(block, parts)))
     }
 
     async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
         let there = range.intersect(self.head.range());
-        let rows = self.state.blocks.range(there.start()..there.end()).map(|(_, row)| row);
-        let (blocks, is_cut) = self.read(rows, parts, max_bytes);
+        let (blocks, is_cut) = self.read(there.iter(), parts, max_bytes)?;
         Ok(if is_cut { BlocksRead::cut(range, blocks) } else { BlocksRead::whole(range, blocks) })
     }
 
@@ -81,20 +102,21 @@ impl RawSnapshot for MemorySnapshot {
                 "blocks_at: heights must be ascending and without repeats".into(),
             ));
         }
-        if let Some(at) = heights.iter().position(|height| self.row(*height).is_none()) {
+        let range = self.head.range();
+        if let Some(at) = heights.iter().position(|height| !range.contains(*height)) {
             let run = heights[at..]
                 .iter()
                 .zip(heights[at].get()..)
-                .take_while(|(height, expected)| height.get() == *expected && self.row(**height).is_none())
+                .take_while(|(height, expected)| height.get() == *expected && !range.contains(**height))
                 .count();
             let missing = HeightRange::new(heights[at], heights[at] + run as u64);
             return Err(StoreError::Missing { missing });
         }
-        Ok(self.read(heights.iter().filter_map(|height| self.row(*height)), parts, max_bytes).0)
+        Ok(self.read(heights.iter().copied(), parts, max_bytes)?.0)
     }
 
     async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>> {
-        Ok(self.row(height).map(|block| block.facts.linked_ref()))
+        Ok(self.row(height)?.map(|block| block.facts.linked_ref()))
     }
 
     async fn find_block(&self, id: BlockId) -> Result<Option<Height>> {
@@ -104,9 +126,14 @@ impl RawSnapshot for MemorySnapshot {
     }
 
     async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>> {
-        let range = self.head.range();
-        let found = self.state.tx_lookup.range((id, range.start(), 0)..(id, range.end(), 0)).next();
-        Ok(found.map(|(_, height, index)| TxPlace { height: *height, index: *index }))
+        Ok(self.places_of_tx(id, self.head.range(), 1).await?.pop())
+    }
+
+    async fn places_of_tx(&self, id: TxId, range: HeightRange, limit: usize) -> Result<Vec<TxPlace>> {
+        let range = range.intersect(self.head.range());
+        let found = self.state.tx_lookup.range((id, range.start(), 0)..(id, range.end(), 0));
+        let place = |(_, height, index): &(TxId, Height, u32)| TxPlace { height: *height, index: *index };
+        Ok(found.map(place).take(limit).collect())
     }
 
     async fn log_candidates(
@@ -116,21 +143,11 @@ impl RawSnapshot for MemorySnapshot {
         limit: usize,
     ) -> Result<Vec<Height>> {
         let range = range.intersect(self.head.range());
-        let mut groups = query.groups.iter();
-        let Some(first) = groups.next() else {
-            let rows = self.state.blocks.range(range.start()..range.end());
-            return Ok(rows
-                .filter(|(_, row)| row.facts.log_count > 0)
-                .map(|(at, _)| *at)
-                .take(limit)
-                .collect());
-        };
-        let mut heights: BTreeSet<Height> =
-            first.iter().flat_map(|term| self.heights_of(*term, range)).collect();
-        for group in groups {
-            heights.retain(|at| group.iter().any(|term| self.state.terms.contains(&(*term, *at))));
+        let found = self.candidates(range, query, limit);
+        for height in LogQuery::accounted(range, &found, limit).iter() {
+            self.required(height)?;
         }
-        Ok(heights.into_iter().take(limit).collect())
+        Ok(found)
     }
 
     async fn reorgs(&self, after_id: u64, limit: usize) -> Result<Vec<ReorgEntry>> {

@@ -46,7 +46,7 @@ pub(super) struct State {
 }
 
 pub(super) fn not_initialised() -> StoreError {
-    StoreError::Invalid("the store was not initialised; call init first".into())
+    StoreError::not_begun()
 }
 
 impl State {

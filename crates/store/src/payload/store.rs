@@ -148,9 +148,11 @@ impl PayloadError {
             PayloadError::TooLarge { .. } | PayloadError::Invalid(_) => {
                 StoreError::Invalid(format!("{}: {self}", place.into()))
             }
-            PayloadError::Unavailable(why) => StoreError::Busy(format!("{}: {why}", place.into())),
+            // Credentials come back, and so do buckets and rights: nothing of what is stored contradicts itself.
+            PayloadError::Unavailable(_) | PayloadError::Refused(_) => {
+                StoreError::Busy(format!("{}: {self}", place.into()))
+            }
             PayloadError::OtherOwner { .. } => StoreError::Database(self.to_string()),
-            PayloadError::Refused(why) => StoreError::Database(format!("{}: {why}", place.into())),
         }
     }
 
@@ -172,5 +174,25 @@ impl PayloadError {
 impl From<PayloadError> for StoreError {
     fn from(error: PayloadError) -> Self {
         error.at("object storage")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn o30_storage_that_refuses_is_tried_again_like_storage_that_is_away() {
+        for error in [
+            PayloadError::Refused("PUT a failed: status 403".into()),
+            PayloadError::Unavailable("PUT a failed: status 503".into()),
+        ] {
+            let words = error.to_string();
+            let error = error.at("block 7");
+            assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+            assert!(error.to_string().contains(&format!("block 7: {words}")), "{error}");
+        }
+        let other = PayloadError::OtherOwner { place: "s3://b".into(), found: "x".into(), owner: "y".into() };
+        assert_eq!(StoreError::from(other).kind(), ErrorKind::Halt);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cairn_core::{Height, HeightRange, IndexKey, Parts, RawBlock, StoredBlock};
 
 use super::blocks::{as_stored, chain, common_term, own_term};
-use super::check::{holds, is_invalid, refused, same};
+use super::check::{Failure, holds, is_invalid, refused, same};
 use super::subject::{Subject, covers, fingerprint};
 use super::{Case, CaseResult, StoreFactory};
 use crate::{BlocksRead, LogQuery, RawSnapshot, StoreError};
@@ -17,6 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_range_is_read_in_pieces_under_a_byte_limit,
         chosen_heights_are_read_under_the_same_limit,
         heights_that_are_not_stored_are_named,
+        a_block_that_was_lost_is_named_by_every_read_that_meets_it,
         log_queries_join_groups_by_and_and_terms_by_or,
         a_group_without_terms_matches_nothing_and_no_groups_every_log,
         log_candidates_come_in_pages,
@@ -149,6 +150,58 @@ async fn heights_that_are_not_stored_are_named(factory: Arc<dyn StoreFactory>) -
     }
     for heights in [&[52, 51][..], &[52, 52], &[50, 58, 51]] {
         refused("heights out of order", read(heights, u64::MAX).await, is_invalid)?;
+    }
+    Ok(())
+}
+
+/// Law 2: no read passes over a height of the head's range whose block is gone.
+async fn a_block_that_was_lost_is_named_by_every_read_that_meets_it(
+    factory: Arc<dyn StoreFactory>,
+) -> CaseResult {
+    const HEIGHTS: u64 = 60;
+    let blocks = chain(0, HEIGHTS, 0);
+    let has_logs = |block: &&RawBlock| block.facts.log_count > 0;
+    let inner = &blocks[20..40];
+    let with_logs = inner.iter().find(has_logs).ok_or_else(|| Failure::new("no block has logs"))?;
+    let silent = inner.iter().find(|block| block.facts.log_count == 0);
+    let silent = silent.ok_or_else(|| Failure::new("every block has logs"))?;
+    // From the top downwards: the newest loss is the first height that is missing.
+    let mut lost = [with_logs, silent, &blocks[0], &blocks[HEIGHTS as usize - 1]];
+    lost.sort_by_key(|block| std::cmp::Reverse(block.facts.height));
+    let subject = Subject::with(&factory, &blocks).await?;
+    for lost in lost {
+        let at = lost.facts.height;
+        subject.place.lose_block(at).await?;
+        let snapshot = subject.snapshot().await?;
+        let all = snapshot.head().range();
+        let names = |error: &StoreError| *error == StoreError::hole(at);
+        refused("the block", snapshot.block(at, Parts::HEADER).await, names)?;
+        refused("its link", snapshot.linked_ref(at).await, names)?;
+        refused("a range", snapshot.blocks(all, Parts::HEADER, u64::MAX).await, names)?;
+        refused("its height", snapshot.blocks_at(&[at], Parts::HEADER, u64::MAX).await, names)?;
+        let own = own_term(lost.facts.id);
+        for groups in [vec![], vec![vec![common_term(1)]], vec![vec![own]], vec![vec![0xdead]], vec![vec![]]]
+        {
+            let query = LogQuery { groups };
+            for range in [all, HeightRange::one(at)] {
+                let found = snapshot.log_candidates(range, &query, usize::MAX).await;
+                refused(&format!("logs of {range} by {query:?}"), found, names)?;
+            }
+            finds(&*snapshot, &blocks, HeightRange::new(all.start(), at), &query.groups).await?;
+            // By pages: what comes before it is an answer, and the read that reaches it is none.
+            let mut from = all.start();
+            let ended = loop {
+                let rest = HeightRange::new(from, all.end());
+                match snapshot.log_candidates(rest, &query, 5).await {
+                    Ok(page) => match page.last() {
+                        Some(last) if *last < at => from = last.next(),
+                        passed => break Ok(passed.copied()),
+                    },
+                    Err(error) => break Err(error),
+                }
+            };
+            refused(&format!("pages of logs by {query:?}"), ended, names)?;
+        }
     }
     Ok(())
 }

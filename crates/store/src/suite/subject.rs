@@ -50,7 +50,7 @@ pub(super) struct Subject {
     pub(super) store: Arc<dyn TestStore>,
     pub(super) fence: Fence,
     pub(super) clock: Arc<TestClock>,
-    place: Arc<dyn StorePlace>,
+    pub(super) place: Arc<dyn StorePlace>,
 }
 
 impl Subject {

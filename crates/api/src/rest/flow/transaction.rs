@@ -31,7 +31,7 @@ const MAX_CANDIDATES: usize = 16;
 pub(crate) struct FlowTransaction {
     /// Whether the chain itself made it.
     pub is_system: bool,
-    /// Of one that the chain itself made: where else its id stands.
+    /// Where else its id stands: that of a transaction that the chain itself made, and of a user's that was included more than once. Else null.
     pub repeats: Option<Repeats>,
     /// Cadence. Bytes that are no text are replaced.
     pub script: String,
@@ -67,18 +67,32 @@ pub(crate) struct Proposer {
     pub sequence_number: Num,
 }
 
-/// That a transaction's id stands in more than one block.
+/// That a transaction's id stands at more than one place.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Repeats {
     /// The first height whose block has it.
     pub first_height: Num,
     /// Whether the newest block has it. Without `height` this answer is then of that block, else of the first one; with it, of the block at that height.
     pub is_in_newest_block: bool,
+    /// Its places, from the first one on; at most 50.
+    pub places: Vec<IdPlace>,
+    /// Whether there are more of them.
+    pub has_more_places: bool,
     /// What this id is.
     pub note: String,
 }
 
+/// One place of an id.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct IdPlace {
+    pub block_height: Num,
+    pub transaction_index: u32,
+}
+
+/// The most places of an id that an answer names.
+const MAX_PLACES: usize = 50;
 const NOTE: &str = "the chain itself makes this transaction, with the same id in every block in which it runs: give `height` for that of another block";
+const INCLUDED_AGAIN: &str = "this transaction was included more than once, and each time has a result of its own: give `height`, and `index` within one block, for another one";
 
 /// An event of Cadence.
 #[derive(Debug, Serialize, ToSchema)]
@@ -192,26 +206,54 @@ async fn evm_in_block(
 /// The place of an id that stands in more than one block: the newest block's, where that has it.
 pub(crate) async fn newest(view: &View, id: TxId, first: TxPlace) -> Result<TxPlace, Problem> {
     let Some(tip) = view.head().tip.filter(|tip| tip.height > first.height) else { return Ok(first) };
-    Ok(in_block(view, id, tip.height).await?.unwrap_or(first))
+    Ok(in_block(view, id, tip.height, None).await?.unwrap_or(first))
 }
 
-/// The place of an id in one block.
-pub(crate) async fn in_block(view: &View, id: TxId, height: Height) -> Result<Option<TxPlace>, Problem> {
-    let stored = view.chain().block(height, Parts::TRANSACTIONS).await?;
-    let index = stored.and_then(|stored| stored.transactions.iter().position(|tx| tx.id == id));
-    Ok(index.map(|index| TxPlace { height, index: index as u32 }))
+/// The place of an id in one block: the one with this index, else the first.
+pub(crate) async fn in_block(
+    view: &View,
+    id: TxId,
+    height: Height,
+    index: Option<u32>,
+) -> Result<Option<TxPlace>, Problem> {
+    let Some(stored) = view.chain().block(height, Parts::TRANSACTIONS).await? else { return Ok(None) };
+    let mut places = (0u32..).zip(&stored.transactions).filter(|(_, tx)| tx.id == id);
+    let found = places.find(|(at, _)| index.is_none_or(|index| index == *at));
+    Ok(found.map(|(index, _)| TxPlace { height, index }))
 }
 
 impl Repeats {
-    /// Of a transaction that is answered as the block at `height` has it.
-    pub(crate) async fn of(view: &View, id: TxId, height: Height) -> Result<Repeats, Problem> {
-        let first = view.chain().find_tx(id).await?.map_or(height, |first| first.height);
+    /// Of a transaction that is answered as the block at `height` has it; `None`: its id stands there alone.
+    pub(crate) async fn of(
+        view: &View,
+        id: TxId,
+        height: Height,
+        is_system: bool,
+    ) -> Result<Option<Repeats>, Problem> {
+        let mut places = view.chain().places_of_tx(id, view.head().range(), MAX_PLACES + 1).await?;
+        if places.len() < 2 && !is_system {
+            return Ok(None);
+        }
+        let has_more_places = places.len() > MAX_PLACES;
+        places.truncate(MAX_PLACES);
         let is_in_newest_block = match view.head().tip {
             Some(tip) if tip.height == height => true,
-            Some(tip) => in_block(view, id, tip.height).await?.is_some(),
+            Some(tip) => in_block(view, id, tip.height, None).await?.is_some(),
             None => false,
         };
-        Ok(Repeats { first_height: Num(first.get()), is_in_newest_block, note: NOTE.into() })
+        Ok(Some(Repeats {
+            first_height: Num(places.first().map_or(height, |first| first.height).get()),
+            is_in_newest_block,
+            places: places
+                .into_iter()
+                .map(|TxPlace { height, index }| IdPlace {
+                    block_height: Num(height.get()),
+                    transaction_index: index,
+                })
+                .collect(),
+            has_more_places,
+            note: if is_system { NOTE } else { INCLUDED_AGAIN }.into(),
+        }))
     }
 }
 

@@ -16,7 +16,8 @@ use bytes::Bytes;
 use cairn_core::{Height, HeightRange};
 use cairn_store::derived::rules::{self, CheckedChunk};
 use cairn_store::derived::{
-    ChunkCommit, Committed, DerivedWriter, Key, Row, StateRow, TableClass, WorkerLease,
+    ChunkCommit, Committed, DerivedCheckpoint, DerivedWriter, ForkState, Key, Row, StateRow, TableClass,
+    WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
@@ -24,7 +25,8 @@ use futures::FutureExt;
 use super::answers;
 use super::fault::Fault;
 use super::lease::{
-    CHECKPOINT_COLUMNS, FORKS, LEASE_COLUMNS, checkpoint_of, forks_of, lease_of, mark_of, not_adopted,
+    CHECKPOINT_COLUMNS, CHECKPOINT_WIDTH, FORKS, LEASE_COLUMNS, LEASE_WIDTH, checkpoint_at, forks_at,
+    forks_of, lease_of, mark_of, not_adopted, of_table,
 };
 use super::partitions;
 use super::quarantined;
@@ -34,7 +36,6 @@ use super::value::copy_field;
 use super::{PgDerived, Shared, int, int_of};
 use crate::postgres::CopyBuf;
 use crate::postgres::error::corrupt;
-use crate::postgres::pool::Param;
 
 /// Undo rows below finality that a commit deletes beside its own work: more than it adds.
 const MIN_PRUNED: usize = 1_000;
@@ -195,42 +196,20 @@ async fn write(
 async fn guard(tx: &Tx<'_>, prepared: &Prepared<'_>) -> std::result::Result<Committed, Fault> {
     const KNOWN: &str = "SELECT id, first_orphan FROM app.reorgs_applied WHERE id > $1 ORDER BY id";
     let (lease, commit) = (prepared.lease, prepared.commit);
-    let lock_lease = format!("SELECT {LEASE_COLUMNS} FROM app.worker_leases WHERE id = $1 FOR UPDATE");
-    let lock_checkpoint = format!(
-        "SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints WHERE service_name = $1 FOR UPDATE"
-    );
-    let conn = &tx.conn;
-    let statements = [
-        conn.prepare(&lock_lease).await?,
-        conn.prepare(&lock_checkpoint).await?,
-        conn.prepare(FORKS).await?,
-        conn.prepare(KNOWN).await?,
-    ];
-    tx.step()?;
-    let client = conn.client()?;
-    let (id, known_from) =
-        (int_of(lease.id), int_of(commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX))));
-    // Sent together, run one after the other: the locks come in the order that all writers keep.
-    let (by_id, by_name): ([Param<'_>; 1], [Param<'_>; 1]) = ([&id], [&lease.service]);
-    let above: [Param<'_>; 1] = [&known_from];
-    let (locked, checkpoint, forks, mut known) = futures::try_join!(
-        client.query_opt(&statements[0], &by_id),
-        client.query_opt(&statements[1], &by_name),
-        client.query_opt(&statements[2], &[]),
-        client.query(&statements[3], &above),
-    )?;
-    let (forks, base_id) = forks_of(&forks.ok_or_else(not_adopted)?)?;
-    let current = locked.as_ref().map(lease_of).transpose()?;
+    let (current, checkpoint, (forks, base_id)) = lock(tx, lease).await?;
+    let known_from = int_of(commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX)));
     let newest = if current.is_none() { tx.newest_fence().await? } else { lease.fence };
     let before = rules::demand_holder(current.as_ref(), lease, newest)?;
     let after = rules::advance_lease(before, commit, tx.now_ms)?;
-    if int_of(forks.applied.id) < known_from {
-        // Seldom: the raw store is ahead of what was applied.
-        known = tx.query(KNOWN, &[&int_of(forks.applied.id)]).await?;
-    }
+    // Seldom there is one: a reorg since the chunk was read, or one that the raw store has had and that wasn't applied yet.
+    let known_from = known_from.min(int_of(forks.applied.id));
+    let known = match int_of(forks.begun.id) > known_from {
+        true => tx.query(KNOWN, &[&known_from]).await?,
+        false => Vec::new(),
+    };
     let known = known.iter().map(mark_of).collect::<Result<Vec<_>>>()?;
     rules::demand_fork(&forks, base_id, &known, commit, prepared.reaches)?;
-    let Some(checkpoint) = checkpoint.as_ref().map(checkpoint_of).transpose()? else {
+    let Some(checkpoint) = checkpoint else {
         return Err(StoreError::LeaseMoved {
             what: format!("service {} has no checkpoint, since it is being reset: it", lease.service),
             expected: commit.chunk.start(),
@@ -238,11 +217,32 @@ async fn guard(tx: &Tx<'_>, prepared: &Prepared<'_>) -> std::result::Result<Comm
         .into());
     };
     let moved = rules::advance_checkpoint(&checkpoint, before, commit, tx.now_ms)?;
-    tx.write_lease(&after).await?;
-    if let Some(moved) = &moved {
-        tx.write_checkpoint(moved).await?;
-    }
+    tx.write(&after, moved.as_ref()).await?;
     Ok(Committed { lease: after, checkpoint: moved.unwrap_or(checkpoint) })
+}
+
+/// The lease, its service's checkpoint, and where the store stands. Both rows are locked, in the order that all writers keep.
+async fn lock(
+    tx: &Tx<'_>,
+    lease: &WorkerLease,
+) -> std::result::Result<(Option<WorkerLease>, Option<DerivedCheckpoint>, (ForkState, u64)), Fault> {
+    // Under the gate nobody moves the third table.
+    let sql = format!(
+        "SELECT {}, {}, raw_uuid, base_id, applied_id, applied_digest, begun_id, begun_digest
+         FROM app.worker_leases l JOIN app.indexing_checkpoints c ON c.service_name = l.worker_type, app.reorg_state
+         WHERE l.id = $1 FOR UPDATE OF l, c",
+        of_table("l", LEASE_COLUMNS),
+        of_table("c", CHECKPOINT_COLUMNS)
+    );
+    if let Some(row) = tx.query_opt(&sql, &[&int_of(lease.id)]).await? {
+        let forks = forks_at(&row, LEASE_WIDTH + CHECKPOINT_WIDTH)?;
+        return Ok((Some(lease_of(&row)?), Some(checkpoint_at(&row, LEASE_WIDTH)?), forks));
+    }
+    // One of the three isn't there: which one tells what is wrong.
+    let current = tx.lock_lease(lease.id).await?;
+    let checkpoint = tx.checkpoint(&lease.service, true).await?;
+    let forks = tx.query_opt(FORKS, &[]).await?.ok_or_else(not_adopted)?;
+    Ok((current, checkpoint, forks_of(&forks)?))
 }
 
 /// The rows of step 4, tables as the catalog has them.

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use cairn_core::{Height, HeightRange};
 use cairn_store::derived::rules::{self, Crossing};
 use cairn_store::derived::{
-    ClaimRequest, Coordinator, DerivedCheckpoint, LeaseEnd, LeaseGap, LeaseStatus, MAX_ATTEMPTS,
+    ClaimRequest, Coordinator, DerivedCheckpoint, Entered, LeaseEnd, LeaseGap, LeaseStatus, MAX_ATTEMPTS,
     MAX_ERROR_BYTES, Repairs, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
@@ -15,7 +15,7 @@ use super::lease::{
     CHECKPOINT_COLUMNS, LEASE_COLUMNS, checkpoint_of, column, last_height, lease_of, leases_of,
 };
 use super::tx::{Gate, Tx};
-use super::{PgDerived, Shared, int, int_of, rebuilds};
+use super::{PgDerived, Shared, int, int_of, presence, rebuilds};
 use crate::postgres::copy::PgTimestamp;
 
 type Faulty<T> = std::result::Result<T, Fault>;
@@ -151,6 +151,10 @@ impl Coordinator for PgDerived {
 
     async fn release_all(&self) -> Result<u64> {
         self.shared.rerun(|| release_all(&self.shared).boxed()).await
+    }
+
+    async fn enter(&self) -> Result<Entered> {
+        presence::enter(self).await
     }
 
     async fn set_paused(&self, service: &str, paused: bool) -> Result<()> {

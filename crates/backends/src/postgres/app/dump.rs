@@ -3,13 +3,12 @@
 use async_trait::async_trait;
 use cairn_store::derived::{DerivedDump, DerivedDumpBuilder};
 use cairn_store::{Dump, Result};
-use futures::{TryStreamExt, pin_mut};
+use futures::pin_mut;
 
 use super::PgDerived;
 use super::lease::{CHECKPOINT_COLUMNS, checkpoint_of};
 use super::quarantined;
 use crate::postgres::Isolation;
-use crate::postgres::error::db;
 
 #[async_trait]
 impl DerivedDump for PgDerived {
@@ -28,7 +27,7 @@ impl DerivedDump for PgDerived {
         for table in self.shared.tables.iter().filter(|table| DerivedDumpBuilder::is_dumped(&table.table)) {
             let rows = conn.query_stream(&table.all, &[]).await?;
             pin_mut!(rows);
-            while let Some(row) = rows.try_next().await.map_err(db)? {
+            while let Some(row) = conn.next_row(&mut rows).await? {
                 dump.row(&table.table, &table.read(&row, 0)?);
             }
         }

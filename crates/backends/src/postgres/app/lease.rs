@@ -11,6 +11,7 @@ use super::tx::Tx;
 use super::{int, int_of};
 use crate::postgres::copy::PgTimestamp;
 use crate::postgres::error::{corrupt, db};
+use crate::postgres::pool::Param;
 
 /// The columns of a lease as [`lease_of`] reads them.
 pub(super) const LEASE_COLUMNS: &str = "id, worker_type, kind, from_height, to_height, status, leased_by, fence, \
@@ -52,27 +53,32 @@ fn column_name(row: &PgRow, at: usize) -> String {
 }
 
 pub(super) fn lease_of(row: &PgRow) -> Result<WorkerLease> {
+    lease_at(row, 0)
+}
+
+/// The lease whose columns begin at `first`.
+pub(super) fn lease_at(row: &PgRow, first: usize) -> Result<WorkerLease> {
     let word = |at: usize| column::<&str>(row, at);
     Ok(WorkerLease {
-        id: unsigned(row, 0)?,
-        service: word(1)?.to_owned(),
-        kind: LeaseKind::parse(word(2)?)
-            .ok_or_else(|| corrupt("a lease's kind", word(2).unwrap_or_default()))?,
-        range: HeightRange::new(Height(unsigned(row, 3)?), Height(unsigned(row, 4)?)),
-        status: LeaseStatus::parse(word(5)?)
-            .ok_or_else(|| corrupt("a lease's status", word(5).unwrap_or_default()))?,
-        owner: word(6)?.to_owned(),
-        fence: Fence(unsigned(row, 7)?),
-        expires_at_ms: column::<PgTimestamp>(row, 8)?.0,
-        next_try_at_ms: column::<PgTimestamp>(row, 9)?.0,
-        attempt: small(row, 10)?,
-        done_to: Height(unsigned(row, 11)?),
-        claimed_done_to: Height(unsigned(row, 12)?),
-        claimed_to_wait: column(row, 17)?,
-        last_id: block_id(row, 13)?,
-        first_parent: block_id(row, 14)?,
-        version: small(row, 15)?,
-        last_error: word(16)?.to_owned(),
+        id: unsigned(row, first)?,
+        service: word(first + 1)?.to_owned(),
+        kind: LeaseKind::parse(word(first + 2)?)
+            .ok_or_else(|| corrupt("a lease's kind", word(first + 2).unwrap_or_default()))?,
+        range: HeightRange::new(Height(unsigned(row, first + 3)?), Height(unsigned(row, first + 4)?)),
+        status: LeaseStatus::parse(word(first + 5)?)
+            .ok_or_else(|| corrupt("a lease's status", word(first + 5).unwrap_or_default()))?,
+        owner: word(first + 6)?.to_owned(),
+        fence: Fence(unsigned(row, first + 7)?),
+        expires_at_ms: column::<PgTimestamp>(row, first + 8)?.0,
+        next_try_at_ms: column::<PgTimestamp>(row, first + 9)?.0,
+        attempt: small(row, first + 10)?,
+        done_to: Height(unsigned(row, first + 11)?),
+        claimed_done_to: Height(unsigned(row, first + 12)?),
+        claimed_to_wait: column(row, first + 17)?,
+        last_id: block_id(row, first + 13)?,
+        first_parent: block_id(row, first + 14)?,
+        version: small(row, first + 15)?,
+        last_error: word(first + 16)?.to_owned(),
     })
 }
 
@@ -81,14 +87,19 @@ pub(super) fn leases_of(rows: &[PgRow]) -> Result<Vec<WorkerLease>> {
 }
 
 pub(super) fn checkpoint_of(row: &PgRow) -> Result<DerivedCheckpoint> {
-    let last_height: i64 = column(row, 1)?;
+    checkpoint_at(row, 0)
+}
+
+/// The checkpoint whose columns begin at `first`.
+pub(super) fn checkpoint_at(row: &PgRow, first: usize) -> Result<DerivedCheckpoint> {
+    let last_height: i64 = column(row, first + 1)?;
     let next = last_height.checked_add(1).and_then(|next| u64::try_from(next).ok());
     Ok(DerivedCheckpoint {
-        service: column::<&str>(row, 0)?.to_owned(),
+        service: column::<&str>(row, first)?.to_owned(),
         next: Height(next.ok_or_else(|| corrupt("a checkpoint", format!("{last_height} is no height")))?),
-        last_id: block_id(row, 2)?,
-        updated_at_ms: column::<PgTimestamp>(row, 3)?.0,
-        paused: column(row, 4)?,
+        last_id: block_id(row, first + 2)?,
+        updated_at_ms: column::<PgTimestamp>(row, first + 3)?.0,
+        paused: column(row, first + 4)?,
     })
 }
 
@@ -101,13 +112,29 @@ pub(super) fn last_height(checkpoint: &DerivedCheckpoint) -> i64 {
 pub(super) const FORKS: &str =
     "SELECT raw_uuid, base_id, applied_id, applied_digest, begun_id, begun_digest FROM app.reorg_state";
 
+/// How many [`LEASE_COLUMNS`] there are.
+pub(super) const LEASE_WIDTH: usize = 18;
+
+/// How many [`CHECKPOINT_COLUMNS`] there are.
+pub(super) const CHECKPOINT_WIDTH: usize = 5;
+
+/// Columns of one of the tables of a join.
+pub(super) fn of_table(table: &str, columns: &str) -> String {
+    columns.split(", ").map(|column| format!("{table}.{column}")).collect::<Vec<_>>().join(", ")
+}
+
 pub(super) fn forks_of(row: &PgRow) -> Result<(ForkState, u64)> {
+    forks_at(row, 0)
+}
+
+/// What [`FORKS`] has, where its columns begin at `first`.
+pub(super) fn forks_at(row: &PgRow, first: usize) -> Result<(ForkState, u64)> {
     let forks = ForkState {
-        raw_uuid: fixed(row, 0)?,
-        applied: ReorgMark { id: unsigned(row, 2)?, digest: fixed(row, 3)? },
-        begun: ReorgMark { id: unsigned(row, 4)?, digest: fixed(row, 5)? },
+        raw_uuid: fixed(row, first)?,
+        applied: ReorgMark { id: unsigned(row, first + 2)?, digest: fixed(row, first + 3)? },
+        begun: ReorgMark { id: unsigned(row, first + 4)?, digest: fixed(row, first + 5)? },
     };
-    Ok((forks, unsigned(row, 1)?))
+    Ok((forks, unsigned(row, first + 1)?))
 }
 
 /// `id, first_orphan` of `app.reorgs_applied`.
@@ -135,35 +162,59 @@ impl Tx<'_> {
 
     /// Writes what may change of a lease.
     pub(super) async fn write_lease(&self, lease: &WorkerLease) -> std::result::Result<(), Fault> {
-        const UPDATE: &str = "UPDATE app.worker_leases SET status = $2, leased_by = $3, fence = $4, \
+        self.write(lease, None).await
+    }
+
+    /// Writes a lease and, by the same statement, a checkpoint; both are locked.
+    pub(super) async fn write(
+        &self,
+        lease: &WorkerLease,
+        checkpoint: Option<&DerivedCheckpoint>,
+    ) -> std::result::Result<(), Fault> {
+        const LEASE: &str = "UPDATE app.worker_leases SET status = $2, leased_by = $3, fence = $4, \
              lease_expires_at = $5, next_try_at = $6, attempt = $7, done_to = $8, claimed_done_to = $9, last_id = $10, \
              first_parent = $11, version = $12, last_error = $13, updated_at = $14, claimed_to_wait = $15 WHERE id = $1";
-        let touched = self
-            .execute(
-                UPDATE,
-                &[
-                    &int_of(lease.id),
-                    &lease.status.as_str(),
-                    &lease.owner,
-                    &int_of(lease.fence.0),
-                    &PgTimestamp(lease.expires_at_ms),
-                    &PgTimestamp(lease.next_try_at_ms),
-                    &i64::from(lease.attempt),
-                    &int(lease.done_to),
-                    &int(lease.claimed_done_to),
-                    &id_bytes(&lease.last_id),
-                    &id_bytes(&lease.first_parent),
-                    &i64::from(lease.version),
-                    &lease.last_error,
-                    &self.now(),
-                    &lease.claimed_to_wait,
-                ],
-            )
-            .await?;
+        const BOTH: &str =
+            "UPDATE app.indexing_checkpoints SET last_height = $16, last_id = $17, updated_at = $18
+             FROM lease WHERE service_name = $19";
+        let (id, fence, now) = (int_of(lease.id), int_of(lease.fence.0), self.now());
+        let (status, attempt, version) =
+            (lease.status.as_str(), i64::from(lease.attempt), i64::from(lease.version));
+        let (expires_at, next_try_at) = (PgTimestamp(lease.expires_at_ms), PgTimestamp(lease.next_try_at_ms));
+        let (done_to, claimed_done_to) = (int(lease.done_to), int(lease.claimed_done_to));
+        let (last_id, first_parent) = (id_bytes(&lease.last_id), id_bytes(&lease.first_parent));
+        let mut params: Vec<Param<'_>> = vec![
+            &id,
+            &status,
+            &lease.owner,
+            &fence,
+            &expires_at,
+            &next_try_at,
+            &attempt,
+            &done_to,
+            &claimed_done_to,
+            &last_id,
+            &first_parent,
+            &version,
+            &lease.last_error,
+            &now,
+            &lease.claimed_to_wait,
+        ];
+        let touched = match checkpoint {
+            None => self.execute(LEASE, &params).await?,
+            Some(checkpoint) => {
+                let height = last_height(checkpoint);
+                let (block, moved_at) =
+                    (id_bytes(&checkpoint.last_id), PgTimestamp(checkpoint.updated_at_ms));
+                params.extend::<[Param<'_>; 4]>([&height, &block, &moved_at, &checkpoint.service]);
+                self.execute(&format!("WITH lease AS ({LEASE} RETURNING 1) {BOTH}"), &params).await?
+            }
+        };
         if touched == 1 {
             return Ok(());
         }
-        Err(corrupt(format!("lease {}", lease.id), "it is gone though it was locked").into())
+        Err(corrupt(format!("lease {}", lease.id), "it, or its checkpoint, is gone though it was locked")
+            .into())
     }
 
     /// The checkpoint of a service; locked where it is going to be moved.

@@ -31,6 +31,7 @@ mod lease;
 mod maintain;
 mod options;
 mod partitions;
+mod presence;
 mod quarantined;
 mod rebuild;
 mod rebuilds;
@@ -94,6 +95,7 @@ impl PgDerived {
         for pg in [&mut options.write, &mut options.read] {
             pg.is_primary |= !options.read_only;
         }
+        options.read.settings = snapshot::SETTINGS.into();
         let write = PgPool::new(options.write.clone())?;
         let shared = Shared {
             read: write.beside(options.read.clone())?,

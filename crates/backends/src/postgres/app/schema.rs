@@ -34,7 +34,7 @@ pub(super) async fn open(shared: &Shared) -> Result<()> {
         return demand_all(shared).await;
     }
     let mut conn = shared.write.get().await?;
-    demand_server(&conn).await?;
+    demand_server(&shared.write, &conn).await?;
     migrate::migrate(&mut conn, "app", MIGRATIONS).await?;
     forbid_overlap(&mut conn, shared.options.use_extensions).await?;
     conn.begin(Isolation::ReadCommitted).await?;
@@ -53,7 +53,7 @@ pub(super) async fn open(shared: &Shared) -> Result<()> {
 /// Demands that everything is there, without changing it: for those who only read.
 async fn demand_all(shared: &Shared) -> Result<()> {
     let conn = shared.read.get().await?;
-    demand_server(&conn).await?;
+    demand_server(&shared.read, &conn).await?;
     migrate::demand_current(&conn, "app", MIGRATIONS).await?;
     let defined = definitions(&conn, shared).await?;
     for table in shared.tables.iter() {

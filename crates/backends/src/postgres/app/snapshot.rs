@@ -11,27 +11,29 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::answers;
 use cairn_store::derived::{
     DerivedCheckpoint, DerivedReader, DerivedSnapshot, ForkState, Key, LeaseFilter, MAX_ATTEMPTS,
-    Quarantined, Rebuild, Row, Scan, ScanPage, TableClass, WorkerLease,
+    Quarantined, Rebuild, Row, Scan, ScanPage, Standing, TableClass, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
-use futures::{TryStreamExt, pin_mut};
+use futures::pin_mut;
 use tokio::task::AbortHandle;
 
 use super::lease::{
-    CHECKPOINT_COLUMNS, FORKS, LEASE_COLUMNS, checkpoint_of, column, forks_of, leases_of, not_adopted,
+    CHECKPOINT_COLUMNS, CHECKPOINT_WIDTH, LEASE_COLUMNS, checkpoint_of, column, forks_of, lease_at,
+    leases_of, not_adopted, of_table,
 };
 use super::rebuilds::rebuild_of;
 use super::scan::Walk;
 use super::tables::{Arrays, PgTable, runs};
 use super::{PgDerived, int, int_of, quarantined, rebuilds, table_of};
 use crate::postgres::error::{corrupt, db};
+use crate::postgres::pipeline::pipeline;
 use crate::postgres::{Isolation, PgConn, PgPool};
 
 /// Every list has its index, and each statement one plan: the one along it. Left to itself the planner may walk a whole table for a
 /// page that it believes to be near.
-const SETTINGS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_sort = off; \
-     SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; \
-     SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashagg = off";
+pub(super) const SETTINGS: &str = "SET plan_cache_mode = force_generic_plan; SET enable_sort = off; \
+     SET enable_bitmapscan = off; SET enable_seqscan = off; SET enable_hashjoin = off; \
+     SET enable_mergejoin = off; SET enable_hashagg = off";
 
 /// How many rows `events` asks for at a time.
 const EVENT_ROWS: i64 = 4_096;
@@ -44,6 +46,33 @@ impl DerivedReader for PgDerived {
     async fn snapshot(&self) -> Result<Arc<dyn DerivedSnapshot>> {
         Ok(Arc::new(self.open_snapshot().await?))
     }
+
+    async fn standing(&self, max_leases: usize) -> Result<Standing> {
+        // A service that is being cleared has no checkpoint, and leases all the same.
+        let sql = format!(
+            "SELECT {}, {} FROM app.indexing_checkpoints c FULL JOIN (
+                 SELECT * FROM app.worker_leases WHERE status <> 'COMPLETED' ORDER BY worker_type, from_height, id LIMIT $1
+             ) l ON l.worker_type = c.service_name",
+            of_table("c", CHECKPOINT_COLUMNS),
+            of_table("l", LEASE_COLUMNS)
+        );
+        let limit = int_of(max_leases.saturating_add(1) as u64);
+        let rows = self.shared.read.ask_quickly(&sql, &[&limit]).await?;
+        let mut checkpoints: Vec<DerivedCheckpoint> = Vec::new();
+        let mut open = Vec::new();
+        for row in &rows {
+            let service = column::<Option<&str>>(row, 0)?;
+            if let Some(service) = service
+                && checkpoints.iter().all(|known| known.service != service)
+            {
+                checkpoints.push(checkpoint_of(row)?);
+            }
+            if column::<Option<i64>>(row, CHECKPOINT_WIDTH)?.is_some() {
+                open.push(lease_at(row, CHECKPOINT_WIDTH)?);
+            }
+        }
+        Ok(Standing::new(checkpoints, open, max_leases))
+    }
 }
 
 impl PgDerived {
@@ -55,28 +84,30 @@ impl PgDerived {
     }
 
     async fn open_snapshot(&self) -> Result<PgSnapshot> {
-        const BEGUN: &str =
-            "SELECT r.first_orphan FROM app.reorg_state s JOIN app.reorgs_applied r ON r.id = s.begun_id
-             WHERE s.begun_id > s.applied_id";
+        // Where it stands, the first orphan of the reorg under way, and what is seldom there and asked for only then.
+        const STANDS: &str =
+            "SELECT raw_uuid, base_id, applied_id, applied_digest, begun_id, begun_digest,
+                 CASE WHEN begun_id > applied_id THEN (SELECT first_orphan FROM app.reorgs_applied WHERE id = begun_id) END,
+                 EXISTS (SELECT FROM app.rebuilds),
+                 EXISTS (SELECT FROM app.worker_leases WHERE kind = 'reindex' AND status <> 'COMPLETED')
+             FROM app.reorg_state";
         let conn = begin(&self.shared.read).await?;
         let checkpoints =
             format!("SELECT {CHECKPOINT_COLUMNS} FROM app.indexing_checkpoints ORDER BY service_name");
-        let statements = [
-            conn.prepare(FORKS).await?,
-            conn.prepare(BEGUN).await?,
-            conn.prepare(&checkpoints).await?,
-            conn.prepare(rebuilds::ALL).await?,
-        ];
+        let statements = [conn.prepare(STANDS).await?, conn.prepare(&checkpoints).await?];
         let client = conn.client()?;
-        let (forks, begun, checkpoints, rebuilds) = futures::try_join!(
-            client.query_opt(&statements[0], &[]),
-            client.query_opt(&statements[1], &[]),
-            client.query(&statements[2], &[]),
-            client.query(&statements[3], &[]),
-        )
-        .map_err(db)?;
-        let (forks, _) = forks_of(&forks.ok_or_else(not_adopted)?)?;
-        let first_orphan = begun.map(|row| column::<i64>(&row, 0)).transpose()?;
+        let (stands, checkpoints) = conn
+            .answer(pipeline!(client.query_opt(&statements[0], &[]), client.query(&statements[1], &[]),))
+            .await?
+            .map_err(db)?;
+        let stands = stands.ok_or_else(not_adopted)?;
+        let (forks, _) = forks_of(&stands)?;
+        let first_orphan: Option<i64> = column(&stands, 6)?;
+        let rebuilds = match column(&stands, 7)? {
+            true => conn.query(rebuilds::ALL, &[]).await?,
+            false => Vec::new(),
+        };
+        let is_reindexed = column(&stands, 8)?;
         let max_ms = self.shared.options.snapshot_max_ms;
         let conn = Arc::new(Mutex::new(Some(Arc::new(conn))));
         let timer = max_ms.map(|ms| {
@@ -99,6 +130,7 @@ impl PgDerived {
             rebuilds: rebuilds.iter().map(rebuild_of).collect::<Result<_>>()?,
             forks,
             first_orphan: first_orphan.map(|height| Height(height.max(0) as u64)),
+            is_reindexed,
         })
     }
 }
@@ -107,7 +139,7 @@ impl PgDerived {
 async fn begin(pool: &PgPool) -> Result<PgConn> {
     for _ in 0..MAX_DEAD {
         let mut conn = pool.get().await?;
-        match conn.begin_with(Isolation::Snapshot, SETTINGS).await {
+        match conn.begin(Isolation::Snapshot).await {
             Err(StoreError::Busy(_)) if conn.is_closed() => {}
             Err(error) => return Err(error),
             Ok(()) => return Ok(conn),
@@ -128,6 +160,8 @@ pub(super) struct PgSnapshot {
     rebuilds: Vec<Rebuild>,
     /// Of the entry that is being applied.
     first_orphan: Option<Height>,
+    /// Whether rows of any service are being rebuilt.
+    is_reindexed: bool,
 }
 
 impl Drop for PgSnapshot {
@@ -338,7 +372,7 @@ impl DerivedSnapshot for PgSnapshot {
             let stream = conn.query_stream(if after.is_some() { &further } else { &first }, &params).await?;
             pin_mut!(stream);
             let mut count = 0;
-            while let Some(row) = stream.try_next().await.map_err(db)? {
+            while let Some(row) = conn.next_row(&mut stream).await? {
                 count += 1;
                 let row = table.read(&row, 0)?;
                 let at =
@@ -362,6 +396,9 @@ impl DerivedSnapshot for PgSnapshot {
     }
 
     async fn made_again_from(&self, service: &str, from: Height) -> Result<Option<Height>> {
+        if !self.is_reindexed {
+            return Ok(None);
+        }
         let row = self
             .conn()?
             .query_one(

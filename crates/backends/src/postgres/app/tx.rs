@@ -40,24 +40,23 @@ pub(super) struct Tx<'a> {
 
 impl Shared {
     pub(super) async fn begin(&self, gate: Gate) -> std::result::Result<Tx<'_>, Fault> {
-        const NOW: &str = "SELECT clock_timestamp()";
         let hook = self.statement_hook();
         let conn = self.write.begin(Isolation::ReadCommitted).await?;
         before(&hook)?;
         let lock = match gate {
-            Gate::Shared => "SELECT pg_advisory_xact_lock_shared($1)",
-            Gate::Exclusive => "SELECT pg_advisory_xact_lock($1)",
+            Gate::Shared => "SELECT pg_advisory_xact_lock_shared($1), clock_timestamp()",
+            Gate::Exclusive => "SELECT pg_advisory_xact_lock($1), clock_timestamp()",
         };
-        let (lock, now) = (conn.prepare(lock).await?, conn.prepare(NOW).await?);
+        let lock = conn.prepare(lock).await?;
         let key = lock_key(GATE);
         let now_ms = {
             let client = conn.client()?;
-            // Sent together, run one after the other.
             let params: [Param<'_>; 1] = [&key];
-            let (_, now) = futures::try_join!(client.execute(&lock, &params), client.query_one(&now, &[]))?;
+            let locked = conn.answer(client.query_one(&lock, &params)).await??;
             match &self.clock {
                 Some(clock) => clock.now_ms(),
-                None => now.try_get::<_, PgTimestamp>(0)?.0,
+                // The time after the lock: columns are computed in their order.
+                None => locked.try_get::<_, PgTimestamp>(1)?.0,
             }
         };
         Ok(Tx { shared: self, conn, hook, now_ms })
@@ -104,7 +103,7 @@ impl Tx<'_> {
     ) -> std::result::Result<Vec<PgRow>, Fault> {
         self.step()?;
         let statement = self.conn.prepare(sql).await?;
-        Ok(self.conn.client()?.query(&statement, params).await?)
+        Ok(self.conn.answer(self.conn.client()?.query(&statement, params)).await??)
     }
 
     pub(super) async fn query_opt(
@@ -114,25 +113,25 @@ impl Tx<'_> {
     ) -> std::result::Result<Option<PgRow>, Fault> {
         self.step()?;
         let statement = self.conn.prepare(sql).await?;
-        Ok(self.conn.client()?.query_opt(&statement, params).await?)
+        Ok(self.conn.answer(self.conn.client()?.query_opt(&statement, params)).await??)
     }
 
     pub(super) async fn execute(&self, sql: &str, params: &[Param<'_>]) -> std::result::Result<u64, Fault> {
         self.step()?;
         let statement = self.conn.prepare(sql).await?;
-        Ok(self.conn.client()?.execute(&statement, params).await?)
+        Ok(self.conn.answer(self.conn.client()?.execute(&statement, params)).await??)
     }
 
     /// Sends pieces of COPY data.
     pub(super) async fn copy_in(&self, sql: &str, pieces: &[Bytes]) -> std::result::Result<u64, Fault> {
         self.step()?;
         let statement = self.conn.prepare(sql).await?;
-        let sink = self.conn.client()?.copy_in::<_, Bytes>(&statement).await?;
+        let sink = self.conn.answer(self.conn.client()?.copy_in::<_, Bytes>(&statement)).await??;
         pin_mut!(sink);
         for piece in pieces {
-            sink.feed(piece.clone()).await?;
+            self.conn.answer(sink.feed(piece.clone())).await??;
         }
-        Ok(sink.finish().await?)
+        Ok(self.conn.answer(sink.finish()).await??)
     }
 
     /// A new fence, above every one before.

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use cairn_core::{Height, Parts, StoredBlock};
-use cairn_store::layout::{self, TxBytes};
+use cairn_store::layout::{self, EventSlice, TxBytes};
 use cairn_store::{PayloadRef, Result, StoreError};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio_postgres::Row;
@@ -240,7 +240,8 @@ fn receipts(
         // That there are no more of them is seen when they are put in their places.
         let (own, others) = rows.split_at_checked(tx.event_count as usize).unwrap_or((rows, &[]));
         let whole = own.len() == tx.event_count as usize && own.iter().all(|event| event.tx_index == *index);
-        if !whole || own.windows(2).any(|pair| pair[0].index.checked_add(1) != Some(pair[1].index)) {
+        let follow = |pair: &[EventRow]| EventSlice::may_follow(pair[0].index, pair[1].index);
+        if !whole || !own.windows(2).all(follow) {
             return Err(corrupt(
                 format!("events, {}", tx_place(height, *index)),
                 format!("there are not the {} that it has, or their indexes have a gap", tx.event_count),

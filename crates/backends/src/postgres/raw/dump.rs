@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use cairn_core::{Height, HeightRange, Parts};
 use cairn_store::runs::{RunCursor, RunKind};
 use cairn_store::{Dump, DumpBuilder, RawDump, Result};
-use futures::{TryStreamExt, pin_mut};
+use futures::pin_mut;
 use tokio::runtime::Handle;
 
 use super::head::{self, get_array, get_height, get_u32};
@@ -14,7 +14,6 @@ use super::read::{self, Which};
 use super::runs::{RunPages, live_runs};
 use super::view::View;
 use super::{PgRawStore, blocking};
-use crate::postgres::error::db;
 
 /// How many blocks are read at a time.
 const AT_ONCE: u64 = 256;
@@ -47,7 +46,7 @@ impl RawDump for PgRawStore {
             ] {
                 let rows = conn.query_stream(query, &[]).await?;
                 pin_mut!(rows);
-                while let Some(row) = rows.try_next().await.map_err(db)? {
+                while let Some(row) = conn.next_row(&mut rows).await? {
                     let (height, index) = (get_height(&row, 0)?, get_u32(&row, 1)?);
                     let key = cairn_core::TxId(get_array(&row, 2)?).index_key();
                     if !discard.contains(height) {

@@ -1,20 +1,25 @@
 //! The error log, `raw.indexing_errors`: what could not be indexed, once each. It locks nothing that raw ingestion waits for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cairn_core::BlockId;
 use cairn_store::Result;
 use cairn_store::derived::{
-    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity,
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Recorded, Severity,
+    within,
 };
 use tokio_postgres::Row;
 
 use super::PgRawStore;
 use super::head::{get_height, get_id, get_u64, sql};
+use super::tx::Tx;
 use crate::postgres::copy::{PgTimestamp, without_nul};
 use crate::postgres::error::{corrupt, db};
+
+/// The longest age that is told from no age, a thousand years.
+const MAX_AGE_MS: u64 = 1_000 * 366 * 86_400_000;
 
 /// The rows of some errors, column by column.
 #[derive(Default)]
@@ -70,6 +75,52 @@ fn cut(text: &str) -> &str {
     &text[..end]
 }
 
+/// Writes rows, in one statement.
+async fn insert(tx: &Tx, rows: &Columns, now: Option<PgTimestamp>) -> Result<u64> {
+    // Written in the order of their keys, numbered in the order in which they came.
+    let numbers = tx
+        .query(
+            "SELECT nextval(pg_get_serial_sequence('raw.indexing_errors', 'id')) \
+             FROM generate_series(1, $1::bigint) ORDER BY 1",
+            &[&rows.places.iter().copied().max().unwrap_or(0)],
+        )
+        .await?;
+    let numbers: Vec<i64> = numbers.iter().map(|row| row.try_get(0).map_err(db)).collect::<Result<_>>()?;
+    tx.execute(
+        "INSERT INTO raw.indexing_errors (id, worker_name, block_height, block_id, transaction_id, error_hash, \
+         severity, error_message, raw_data, raw_ref, created_at) OVERRIDING SYSTEM VALUE \
+         SELECT ($11::bigint[])[e.place], e.worker_name, e.block_height, e.block_id, e.transaction_id, e.error_hash, \
+         e.severity, e.error_message, e.raw_data, e.raw_ref, coalesce($12::timestamptz, clock_timestamp()) \
+         FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bytea[], $5::text[], $6::text[], $7::text[], \
+         $8::text[], $9::bytea[], $10::text[]) AS e (place, worker_name, block_height, block_id, transaction_id, \
+         error_hash, severity, error_message, raw_data, raw_ref) \
+         ON CONFLICT (worker_name, block_height, transaction_id, error_hash, block_id) \
+         DO UPDATE SET resolved = FALSE, resolved_at = NULL WHERE indexing_errors.resolved",
+        &[
+            &rows.places,
+            &rows.services,
+            &rows.heights,
+            &rows.block_ids,
+            &rows.transaction_ids,
+            &rows.hashes,
+            &rows.severities,
+            &rows.messages,
+            &rows.raw_data,
+            &rows.raw_refs,
+            &numbers,
+            &now,
+        ],
+    )
+    .await
+}
+
+impl PgRawStore {
+    /// The clock's time, where it isn't the server's.
+    fn now(&self) -> Option<PgTimestamp> {
+        self.shared.clock.as_ref().map(|clock| PgTimestamp(clock.now_ms()))
+    }
+}
+
 #[async_trait]
 impl ErrorLog for PgRawStore {
     async fn record(&self, errors: &[NewError]) -> Result<u64> {
@@ -77,47 +128,67 @@ impl ErrorLog for PgRawStore {
             return Ok(0);
         }
         let columns = Arc::new(Columns::of(errors));
-        let now = self.shared.clock.as_ref().map(|clock| PgTimestamp(clock.now_ms()));
+        let now = self.now();
         self.shared
             .commit("record_errors", |tx| {
-                let rows = columns.clone();
+                let columns = columns.clone();
+                Box::pin(async move { insert(tx, &columns, now).await })
+            })
+            .await
+    }
+
+    async fn record_within(&self, errors: &[NewError], max_open: u64) -> Result<Recorded> {
+        let Some(service) = errors.first().map(|first| without_nul(&first.service).into_owned()) else {
+            return Ok(Recorded::default());
+        };
+        let errors = Arc::new((errors.to_vec(), Columns::of(errors), service));
+        let now = self.now();
+        self.shared
+            .commit("record_errors", |tx| {
+                let errors = errors.clone();
                 Box::pin(async move {
-                    // Written in the order of their keys, numbered in the order in which they came.
-                    let numbers = tx
+                    let (errors, columns, service) = &*errors;
+                    // Those that record of one service count one after the other.
+                    tx.execute(
+                        "SELECT pg_advisory_xact_lock(hashtextextended('cairn.raw.errors ' || $1, 0))",
+                        &[service],
+                    )
+                    .await?;
+                    let most = i64::try_from(max_open).unwrap_or(i64::MAX);
+                    let open = tx
                         .query(
-                            "SELECT nextval(pg_get_serial_sequence('raw.indexing_errors', 'id')) \
-                             FROM generate_series(1, $1::bigint) ORDER BY 1",
-                            &[&rows.places.iter().copied().max().unwrap_or(0)],
+                            "SELECT count(*) FROM (SELECT FROM raw.indexing_errors \
+                             WHERE NOT resolved AND worker_name = $1 LIMIT $2) AS open",
+                            &[service, &most],
                         )
                         .await?;
-                    let numbers: Vec<i64> =
-                        numbers.iter().map(|row| row.try_get(0).map_err(db)).collect::<Result<_>>()?;
-                    tx.execute(
-                        "INSERT INTO raw.indexing_errors (id, worker_name, block_height, block_id, transaction_id, error_hash, \
-                         severity, error_message, raw_data, raw_ref, created_at) OVERRIDING SYSTEM VALUE \
-                         SELECT ($11::bigint[])[e.place], e.worker_name, e.block_height, e.block_id, e.transaction_id, e.error_hash, \
-                         e.severity, e.error_message, e.raw_data, e.raw_ref, coalesce($12::timestamptz, clock_timestamp()) \
-                         FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bytea[], $5::text[], $6::text[], $7::text[], \
-                         $8::text[], $9::bytea[], $10::text[]) AS e (place, worker_name, block_height, block_id, transaction_id, \
-                         error_hash, severity, error_message, raw_data, raw_ref) \
-                         ON CONFLICT (worker_name, block_height, transaction_id, error_hash, block_id) \
-                         DO UPDATE SET resolved = FALSE, resolved_at = NULL WHERE indexing_errors.resolved",
-                        &[
-                            &rows.places,
-                            &rows.services,
-                            &rows.heights,
-                            &rows.block_ids,
-                            &rows.transaction_ids,
-                            &rows.hashes,
-                            &rows.severities,
-                            &rows.messages,
-                            &rows.raw_data,
-                            &rows.raw_refs,
-                            &numbers,
-                            &now,
-                        ],
-                    )
-                    .await
+                    let open = open.first().map_or(Ok(0), |row| get_u64(row, 0))?;
+                    let known = tx
+                        .query(
+                            "SELECT e.place FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bytea[]) \
+                             AS e (place, block_height, transaction_id, error_hash, block_id) \
+                             JOIN raw.indexing_errors AS known ON known.worker_name = $6 \
+                             AND known.block_height = e.block_height AND known.transaction_id = e.transaction_id \
+                             AND known.error_hash = e.error_hash AND known.block_id = e.block_id AND NOT known.resolved",
+                            &[
+                                &columns.places,
+                                &columns.heights,
+                                &columns.transaction_ids,
+                                &columns.hashes,
+                                &columns.block_ids,
+                                service,
+                            ],
+                        )
+                        .await?;
+                    let places: HashSet<u64> =
+                        known.iter().map(|row| get_u64(row, 0)).collect::<Result<_>>()?;
+                    let (kept, dropped) =
+                        within(errors, max_open - open, |at| places.contains(&(at as u64 + 1)));
+                    let new = match kept.is_empty() {
+                        true => 0,
+                        false => insert(tx, &Columns::of(&kept), now).await?,
+                    };
+                    Ok(Recorded { new, dropped })
                 })
             })
             .await
@@ -151,15 +222,38 @@ impl ErrorLog for PgRawStore {
 
     async fn resolve(&self, ids: &[u64]) -> Result<u64> {
         let ids: Arc<Vec<i64>> = Arc::new(ids.iter().filter_map(|id| i64::try_from(*id).ok()).collect());
+        let now = self.now();
         self.shared
             .commit("resolve_errors", |tx| {
                 let ids = ids.clone();
                 Box::pin(async move {
                     tx.execute(
-                        "UPDATE raw.indexing_errors SET resolved = TRUE, resolved_at = clock_timestamp() \
+                        "UPDATE raw.indexing_errors SET resolved = TRUE, \
+                         resolved_at = coalesce($2::timestamptz, clock_timestamp()) \
                          WHERE NOT resolved AND id IN \
                          (SELECT id FROM raw.indexing_errors WHERE id = ANY($1) ORDER BY id FOR UPDATE)",
-                        &[&*ids],
+                        &[&*ids, &now],
+                    )
+                    .await
+                })
+            })
+            .await
+    }
+
+    async fn prune_closed(&self, age_ms: u64, limit: usize) -> Result<u64> {
+        let now = self.now();
+        // PostgreSQL's times end long before the largest number.
+        let age_ms = age_ms.min(MAX_AGE_MS) as i64;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.shared
+            .commit("prune_closed", |tx| {
+                Box::pin(async move {
+                    tx.execute(
+                        "DELETE FROM raw.indexing_errors WHERE id IN \
+                         (SELECT id FROM raw.indexing_errors WHERE resolved AND resolved_at < \
+                         coalesce($1::timestamptz, clock_timestamp()) - $2::bigint * interval '1 millisecond' \
+                         ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED)",
+                        &[&now, &age_ms, &limit],
                     )
                     .await
                 })

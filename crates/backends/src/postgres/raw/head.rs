@@ -6,8 +6,8 @@ use cairn_store::{HeadRow, PendingPurge, RAW_INGESTER, ReorgMark, Result, StoreE
 use tokio_postgres::Row;
 
 use super::tx::Tx;
-use crate::postgres::PgConn;
 use crate::postgres::error::{corrupt, db};
+use crate::postgres::{PgConn, PgPool};
 
 /// The head row with what only this backend keeps in it.
 pub(super) struct Head {
@@ -88,7 +88,7 @@ fn get_range(row: &Row, column: usize) -> Result<Option<HeightRange>> {
 }
 
 pub(super) fn not_initialised() -> StoreError {
-    StoreError::Invalid("the store was not initialised; call init first".into())
+    StoreError::not_begun()
 }
 
 macro_rules! select_head {
@@ -110,6 +110,12 @@ pub(super) async fn find(conn: &PgConn) -> Result<Option<Head>> {
 /// The head row as this view has it; an error where the store was not initialised.
 pub(super) async fn read(conn: &PgConn) -> Result<Head> {
     find(conn).await?.ok_or_else(not_initialised)
+}
+
+/// The head row as it is now, by itself.
+pub(super) async fn ask(pool: &PgPool) -> Result<HeadRow> {
+    let rows = pool.ask_quickly(select_head!(""), &[]).await?;
+    Ok(rows.first().map(decode).transpose()?.ok_or_else(not_initialised)?.row)
 }
 
 /// Locks the head row: the first statement of every verb that changes it.
@@ -211,8 +217,10 @@ impl Head {
         .await?;
         let Some(tip) = row.tip else { return Ok(()) };
         tx.execute(
-            "INSERT INTO raw.checkpoints (service_name, last_height, last_id) VALUES ($1, $2, $3) \
-             ON CONFLICT (service_name) DO UPDATE SET last_height = $2, last_id = $3",
+            "INSERT INTO raw.checkpoints AS c (service_name, last_height, last_id, updated_at) \
+             VALUES ($1, $2, $3, clock_timestamp()) ON CONFLICT (service_name) \
+             DO UPDATE SET last_height = excluded.last_height, last_id = excluded.last_id, updated_at = excluded.updated_at \
+             WHERE (c.last_height, c.last_id) <> (excluded.last_height, excluded.last_id)",
             &[&RAW_INGESTER, &sql(tip.height), &&tip.id.0[..]],
         )
         .await?;

@@ -53,10 +53,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use cairn_core::Clock;
 use cairn_store::memory::CommitHook;
-use cairn_store::{PayloadStore, RawReader, RawSnapshot, Result, StoreError};
+use cairn_store::{HeadRow, PayloadStore, RawReader, RawSnapshot, Result, StoreError};
 
 use super::server::demand_server;
 use super::{Partitions, PgConn, PgPayloadRegistry, PgPool, StatementHook, migrate};
+use crate::index_runs::Counted;
 
 pub use evm_lookup::LookupFault;
 pub use options::{PartitionSizes, PgRawOptions};
@@ -94,6 +95,7 @@ pub(super) struct Shared {
     told: AtomicBool,
     /// How far event lists for debugging have come.
     listed: Mutex<Option<debug::Listed>>,
+    counted: Arc<Counted>,
 }
 
 /// Where large payloads go.
@@ -134,7 +136,7 @@ impl PgRawStore {
         options.pg.is_primary |= !options.read_only;
         let pool = PgPool::new(options.pg.clone())?;
         let mut conn = pool.get().await?;
-        demand_server(&conn).await?;
+        demand_server(&pool, &conn).await?;
         if options.read_only {
             migrate::demand_current(&conn, schema::SCHEMA, schema::MIGRATIONS).await?;
         } else {
@@ -160,6 +162,7 @@ impl PgRawStore {
             fence: Arc::default(),
             told: AtomicBool::new(false),
             listed: Mutex::default(),
+            counted: Arc::default(),
         };
         Ok(PgRawStore { shared: Arc::new(shared) })
     }
@@ -252,6 +255,7 @@ impl Shared {
             fence: self.fence.clone(),
             told: AtomicBool::new(false),
             listed: Mutex::default(),
+            counted: self.counted.clone(),
         }
     }
 
@@ -302,5 +306,9 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 impl RawReader for PgRawStore {
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
         self.shared.clone().snapshot(&self.shared.pool).await
+    }
+
+    async fn head(&self) -> Result<HeadRow> {
+        head::ask(&self.shared.pool).await
     }
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_store::{RawReader, RawSnapshot, Result};
+use cairn_store::{HeadRow, RawReader, RawSnapshot, Result};
 
+use super::head;
 use super::{PgRawOptions, PgRawStore, Shared};
 use crate::postgres::{PgOptions, PgPool};
 
@@ -51,5 +52,9 @@ impl PgRawStore {
 impl RawReader for PgRawReaders {
     async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>> {
         self.shared.clone().snapshot(&self.pool).await
+    }
+
+    async fn head(&self) -> Result<HeadRow> {
+        head::ask(&self.pool).await
     }
 }

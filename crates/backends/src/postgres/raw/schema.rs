@@ -12,4 +12,5 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     Migration { version: 3, name: "large parts of blocks in object storage", sql: include_str!("0003.sql") },
     Migration { version: 4, name: "what ended a range of blocks", sql: include_str!("0004.sql") },
     Migration { version: 5, name: "events by their own index", sql: include_str!("0005.sql") },
+    Migration { version: 6, name: "when a checkpoint moved", sql: include_str!("0006.sql") },
 ];

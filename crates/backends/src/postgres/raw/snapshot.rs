@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cairn_core::{BlockId, BlockRef, Height, HeightRange, LinkedRef, Parts, StoredBlock, TxId};
+use cairn_core::{BlockId, BlockRef, Height, HeightRange, IndexKey, LinkedRef, Parts, StoredBlock, TxId};
 use cairn_store::runs::{RunCursor, RunInfo, RunKind, candidates};
 use cairn_store::{
     BlocksRead, Checkpoint, HeadRow, IndexFingerprint, LogQuery, OrphanRef, RawLease, RawSnapshot,
     ReorgEntry, Result, StoreError, StoreSizes, TxPlace,
 };
-use futures::{TryStreamExt, pin_mut};
+use futures::pin_mut;
 use tokio::runtime::Handle;
 
 use super::head::{get_array, get_height, get_id, get_u32, get_u64, sql};
@@ -19,7 +19,7 @@ use super::view::View;
 use super::{Shared, blocking, evm_lookup, filler};
 use crate::index_runs::{demand_covered, without_pages};
 use crate::postgres::PgConn;
-use crate::postgres::error::{corrupt, db};
+use crate::postgres::error::db;
 
 pub(super) struct PgSnapshot {
     shared: Arc<Shared>,
@@ -76,6 +76,34 @@ impl PgSnapshot {
         }
         Ok(false)
     }
+
+    /// The heights in `range` that the index names for all of `groups`.
+    async fn indexed(
+        &self,
+        range: HeightRange,
+        groups: &[Vec<IndexKey>],
+        limit: usize,
+    ) -> Result<Vec<Height>> {
+        if groups.iter().any(Vec::is_empty) {
+            return Ok(Vec::new());
+        }
+        let runs = whole_runs_over(&*self.view.conn().await?, range).await?;
+        let (view, runtime, groups) = (self.view.clone(), Handle::current(), groups.to_vec());
+        blocking(move || {
+            let mut found = Vec::new();
+            for run in runs {
+                let pages = RunPages::new(view.clone(), runtime.clone(), run.id);
+                let clipped = range.intersect(run.heights);
+                let more = candidates(&pages, &groups, clipped, limit - found.len());
+                found.extend(more.map_err(|error| in_run(error, &run))?);
+                if found.len() == limit {
+                    break;
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
 }
 
 #[async_trait]
@@ -92,11 +120,16 @@ impl RawSnapshot for PgSnapshot {
             let conn = self.view.conn().await?;
             read::read_one(&conn, height, parts).await?
         };
-        rows.put_together(&self.shared).await?.pop().ok_or_else(|| hole(height)).map(Some)
+        rows.put_together(&self.shared).await?.pop().ok_or_else(|| StoreError::hole(height)).map(Some)
     }
 
     async fn blocks(&self, range: HeightRange, parts: Parts, max_bytes: u64) -> Result<BlocksRead> {
         let there = range.intersect(self.head.range());
+        // The first block is read whatever its size.
+        if range.len() == 1 && !there.is_empty() {
+            let found = self.block(there.start(), parts).await?;
+            return Ok(BlocksRead::whole(range, found.into_iter().collect()));
+        }
         let (mut found, mut bytes) = (Vec::new(), 0);
         for chunk in there.chunks(AT_ONCE as u64) {
             // What was read in time is an answer.
@@ -155,7 +188,7 @@ impl RawSnapshot for PgSnapshot {
             return Ok(None);
         }
         let conn = self.view.conn().await?;
-        let facts = read::read_facts(&conn, height).await?.ok_or_else(|| hole(height))?;
+        let facts = read::read_facts(&conn, height).await?.ok_or_else(|| StoreError::hole(height))?;
         Ok(Some(facts.linked_ref()))
     }
 
@@ -172,16 +205,21 @@ impl RawSnapshot for PgSnapshot {
     }
 
     async fn find_tx(&self, id: TxId) -> Result<Option<TxPlace>> {
-        let range = self.head.range();
+        Ok(self.places_of_tx(id, self.head.range(), 1).await?.pop())
+    }
+
+    async fn places_of_tx(&self, id: TxId, range: HeightRange, limit: usize) -> Result<Vec<TxPlace>> {
+        let range = range.intersect(self.head.range());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let conn = self.view.conn().await?;
-        let row = conn
-            .query_opt(
+        let rows = conn
+            .query(
                 "SELECT block_height, tx_index FROM raw.tx_lookup \
-                 WHERE id = $1 AND block_height >= $2 AND block_height < $3 ORDER BY id, block_height, tx_index LIMIT 1",
-                &[&&id.0[..], &sql(range.start()), &sql(range.end())],
+                 WHERE id = $1 AND block_height >= $2 AND block_height < $3 ORDER BY id, block_height, tx_index LIMIT $4",
+                &[&&id.0[..], &sql(range.start()), &sql(range.end()), &limit],
             )
             .await?;
-        row.map(|row| Ok(TxPlace { height: get_height(&row, 0)?, index: get_u32(&row, 1)? })).transpose()
+        rows.iter().map(|row| Ok(TxPlace { height: get_height(row, 0)?, index: get_u32(row, 1)? })).collect()
     }
 
     async fn find_evm(&self, evm_hash: [u8; 32], range: HeightRange) -> Result<Option<Vec<TxPlace>>> {
@@ -199,28 +237,19 @@ impl RawSnapshot for PgSnapshot {
         limit: usize,
     ) -> Result<Vec<Height>> {
         let range = range.intersect(self.head.range());
-        if range.is_empty() || limit == 0 || query.groups.iter().any(Vec::is_empty) {
+        if range.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
-        if query.groups.is_empty() {
-            return with_logs(&*self.view.conn().await?, range, limit).await;
+        let found = if query.groups.is_empty() {
+            with_logs(&*self.view.conn().await?, range, limit).await?
+        } else {
+            self.indexed(range, &query.groups, limit).await?
+        };
+        for stretch in self.shared.counted.left(query, LogQuery::accounted(range, &found, limit)) {
+            demand_whole(&*self.view.conn().await?, stretch).await?;
+            self.shared.counted.note(stretch);
         }
-        let runs = whole_runs_over(&*self.view.conn().await?, range).await?;
-        let (view, runtime, groups) = (self.view.clone(), Handle::current(), query.groups.clone());
-        blocking(move || {
-            let mut found = Vec::new();
-            for run in runs {
-                let pages = RunPages::new(view.clone(), runtime.clone(), run.id);
-                let clipped = range.intersect(run.heights);
-                let more = candidates(&pages, &groups, clipped, limit - found.len());
-                found.extend(more.map_err(|error| in_run(error, &run))?);
-                if found.len() == limit {
-                    break;
-                }
-            }
-            Ok(found)
-        })
-        .await
+        Ok(found)
     }
 
     async fn reorgs(&self, after_id: u64, limit: usize) -> Result<Vec<ReorgEntry>> {
@@ -310,16 +339,11 @@ impl RawSnapshot for PgSnapshot {
     }
 }
 
-/// Within the head's range every height has a row (law 3).
-fn hole(height: Height) -> StoreError {
-    corrupt(format!("height {height}"), "its block is not there, though the head row says so")
-}
-
 fn demand_all(heights: impl Iterator<Item = Height>, measured: &[Measured]) -> Result<()> {
     let mut found = measured.iter().map(|block| block.height);
     for height in heights {
         if found.next() != Some(height) {
-            return Err(hole(height));
+            return Err(StoreError::hole(height));
         }
     }
     Ok(())
@@ -346,7 +370,29 @@ async fn whole_runs_over(conn: &PgConn, range: HeightRange) -> Result<Vec<RunInf
         .await?;
     let Some(row) = empty else { return Ok(runs) };
     let id = get_u64(&row, 0)?;
-    Err(runs.iter().find(|run| run.id == id).map_or_else(|| hole(range.start()), without_pages))
+    Err(runs.iter().find(|run| run.id == id).map_or_else(|| StoreError::hole(range.start()), without_pages))
+}
+
+/// Demands that each height of `range` has its row; counts the primary key's entries.
+async fn demand_whole(conn: &PgConn, range: HeightRange) -> Result<()> {
+    let bounds = [sql(range.start()), sql(range.end())];
+    let row = conn
+        .query_one(
+            "SELECT count(*) FROM raw.blocks WHERE height >= $1 AND height < $2",
+            &[&bounds[0], &bounds[1]],
+        )
+        .await?;
+    if get_u64(&row, 0)? == range.len() {
+        return Ok(());
+    }
+    let first = conn
+        .query_one(
+            "SELECT h FROM generate_series($1::bigint, $2::bigint - 1) AS h \
+             WHERE NOT EXISTS (SELECT FROM raw.blocks b WHERE b.height = h) ORDER BY h LIMIT 1",
+            &[&bounds[0], &bounds[1]],
+        )
+        .await?;
+    Err(StoreError::hole(get_height(&first, 0)?))
 }
 
 /// The heights in `range` whose blocks have a log.
@@ -377,7 +423,7 @@ async fn add_lookups(conn: &PgConn, range: HeightRange, found: &mut [IndexFinger
     for (kind, query) in lookups {
         let rows = conn.query_stream(query, &[&sql(range.start()), &sql(range.end())]).await?;
         pin_mut!(rows);
-        while let Some(row) = rows.try_next().await.map_err(db)? {
+        while let Some(row) = conn.next_row(&mut rows).await? {
             let (height, index) = (get_height(&row, 0)?, get_u32(&row, 1)?);
             let key = TxId(get_array(&row, 2)?).index_key();
             found[height.since(range.start()) as usize].add(kind, key, index);

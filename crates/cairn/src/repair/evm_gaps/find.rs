@@ -12,7 +12,7 @@ use cairn_explorer::tables::flow::evm::{EVM_BLOCKS, EVM_GAPS, EvmBlockRow, EvmGa
 use cairn_pipeline::derive::processor::Processor;
 use cairn_store::StoreError;
 use cairn_store::derived::{Scan, Value};
-use rand::Rng;
+use rand::RngExt;
 
 use super::super::Report;
 use super::super::nightly::sample;

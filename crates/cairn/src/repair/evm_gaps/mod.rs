@@ -123,7 +123,8 @@ impl EvmGaps<'_> {
 
     async fn try_repair(&self, range: Option<HeightRange>, nodes: Option<&Fetch>) -> anyhow::Result<Report> {
         let Chain::Flow(network) = self.config.chain() else { return Ok(Report::default()) };
-        let processors = derive::processors(self.config, derive::Asked::default())?;
+        let processors =
+            derive::processors(self.config, derive::Asked::default(), Some(network.chain_number()))?;
         let Found { gaps, mut report } = find::find(self.app, &processors, range, self.bounds).await?;
         let asked = match nodes {
             _ if gaps.is_empty() => Answers::new(),

@@ -80,7 +80,7 @@ async fn f04_a_repair_comes_to_some_open_gaps_within_bounds_and_later_ones_to_ot
     config.chain.kind = Some(ChainKind::Flow);
     config.chain.network = Some(FlowNetwork::from(Network::Emulator));
     let app = derive::open_for_command(&config).await.expect("opens");
-    let processors = derive::processors(&config, derive::Asked::default()).expect("workers");
+    let processors = derive::processors(&config, derive::Asked::default(), None).expect("workers");
     let find = async |range: Option<HeightRange>, gaps: usize, blocks: u64| {
         find::find(&*app, &processors, range, Bounds { gaps, blocks }).await.expect("looks")
     };

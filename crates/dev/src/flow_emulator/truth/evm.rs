@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use alloy_consensus::transaction::SignerRecoverable;
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, Bytes, Log, U256, hex};
@@ -137,7 +136,7 @@ fn signed(bytes: &[u8]) -> Result<Sent> {
     let tx = TxEnvelope::decode_2718(&mut rest).context("a signed transaction")?;
     ensure!(rest.is_empty(), "bytes follow a signed transaction");
     Ok(Sent {
-        from: tx.recover_signer().context("a sender")?,
+        from: cairn_evm::signature::recover_low_s(tx.signature(), tx.signature_hash()).context("a sender")?,
         to: tx.to(),
         nonce: tx.nonce(),
         value: tx.value(),

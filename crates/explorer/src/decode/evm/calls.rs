@@ -1,12 +1,12 @@
 //! The calls that ask a contract what it is, and their answers.
 //!
-//! An answer comes from a stranger: whatever its bytes are, it becomes a value, an absence or an error, and never more than a bounded
-//! amount of text. An empty answer is an absence: the contract has no such function, or is no contract.
+//! An answer comes from a stranger: whatever its bytes are, it becomes a value, or bytes that can't be read, and never more than a bounded
+//! amount of either. An empty answer is neither: the contract has no such function, or is no contract.
 
 use alloy_primitives::{Address, B256, U256};
 
-use super::abi::{self, AbiError};
-use crate::decode::{CleanText, TextLimit, clean_bytes};
+use super::abi;
+use crate::decode::{Said, TextLimit, said};
 
 /// `name()`.
 pub const NAME: [u8; 4] = [0x06, 0xfd, 0xde, 0x03];
@@ -54,34 +54,44 @@ pub fn supports_interface(interface: [u8; 4]) -> Vec<u8> {
 }
 
 /// A text: an ABI `string`, or the `bytes32` that tokens of before the standard answer (up to its first NUL).
-pub fn text(answer: &[u8], limit: TextLimit) -> Result<Option<CleanText>, AbiError> {
-    match answer.len() {
-        0 => Ok(None),
-        32 => {
-            let end = answer.iter().position(|byte| *byte == 0).unwrap_or(32);
-            Ok(Some(clean_bytes(&answer[..end], limit)))
-        }
-        _ => abi::dynamic_bytes(answer, 0).map(|bytes| Some(clean_bytes(bytes, limit))),
+pub fn text(answer: &[u8], limit: TextLimit) -> Said<String> {
+    if answer.len() != 32 {
+        return match abi::dynamic_bytes(answer, 0) {
+            Ok(bytes) => said(bytes, limit),
+            Err(_) => Said::unreadable(answer, limit),
+        };
     }
+    let end = answer.iter().position(|byte| *byte == 0).unwrap_or(32);
+    let text = said(&answer[..end], limit);
+    if answer[end..].iter().all(|byte| *byte == 0) {
+        return text;
+    }
+    // What stands behind the NUL is not shown.
+    Said { bytes: Said::<String>::unreadable(answer, limit).bytes, ..text }
 }
 
 /// A number of any size.
-pub fn uint(answer: &[u8]) -> Result<Option<U256>, AbiError> {
-    if answer.is_empty() { Ok(None) } else { abi::uint(answer, 0).map(Some) }
+pub fn uint(answer: &[u8]) -> Said<U256> {
+    match abi::uint(answer, 0) {
+        Ok(number) => Said { value: Some(number), bytes: None },
+        Err(_) => Said::unreadable(answer, TextLimit::NAME),
+    }
 }
 
-/// `decimals()`: a `uint8`; more than 255 is an error.
-pub fn decimals(answer: &[u8]) -> Result<Option<u8>, AbiError> {
-    uint(answer)?.map(|number| u8::try_from(number).map_err(|_| AbiError::OutOfRange)).transpose()
+/// `decimals()`: a `uint8`; a larger number can't be read as one.
+pub fn decimals(answer: &[u8]) -> Said<u8> {
+    match uint(answer).value.and_then(|number| u8::try_from(number).ok()) {
+        Some(decimals) => Said { value: Some(decimals), bytes: None },
+        None => Said::unreadable(answer, TextLimit::NAME),
+    }
 }
 
-/// A truth value: 0 or 1, and nothing else.
-pub fn boolean(answer: &[u8]) -> Result<Option<bool>, AbiError> {
-    match uint(answer)? {
-        None => Ok(None),
-        Some(U256::ZERO) => Ok(Some(false)),
-        Some(U256::ONE) => Ok(Some(true)),
-        Some(_) => Err(AbiError::OutOfRange),
+/// A truth value: 0 or 1; anything else is none.
+pub fn boolean(answer: &[u8]) -> Option<bool> {
+    match uint(answer).value? {
+        U256::ZERO => Some(false),
+        U256::ONE => Some(true),
+        _ => None,
     }
 }
 
@@ -108,7 +118,7 @@ mod tests {
     }
 
     fn shown(answer: &[u8]) -> Option<String> {
-        text(answer, TextLimit::SYMBOL).unwrap().map(|text| text.text)
+        text(answer, TextLimit::SYMBOL).value
     }
 
     #[test]
@@ -136,22 +146,37 @@ mod tests {
         maker[..3].copy_from_slice(b"MKR");
         assert_eq!(shown(&maker).as_deref(), Some("MKR"));
         assert_eq!(shown(&[b'A'; 32]), Some("A".repeat(32)));
-        assert_eq!(shown(&string(b"")).as_deref(), Some(""));
+        assert_eq!(text(&string(b""), TextLimit::SYMBOL), Said::default());
         assert_eq!(shown(&[]), None);
         assert_eq!(shown(&string(b"U\0S\xffD")).as_deref(), Some("US\u{FFFD}D"));
-        assert_eq!(text(&string(&[b'x'; 100_000]), TextLimit::SYMBOL).unwrap().unwrap().text.len(), 64);
+        assert_eq!(shown(&string(&[b'x'; 100_000])), Some("x".repeat(64)));
+    }
+
+    #[test]
+    fn what_is_not_shown_of_a_text_is_kept() {
+        let kept = |answer: &[u8]| text(answer, TextLimit::SYMBOL).bytes;
+        let mut maker = [0; 32];
+        maker[..3].copy_from_slice(b"MKR");
+        assert_eq!(kept(&maker), None);
+        maker[31] = b'!';
+        assert_eq!((shown(&maker).as_deref(), kept(&maker).as_deref()), (Some("MKR"), Some(&maker[..])));
+        assert_eq!(kept(&string(b"U\0S")).as_deref(), Some(&b"U\0S"[..]));
+        assert_eq!(kept(&[0xff; 70]).as_deref(), Some(&[0xff; 70][..]));
     }
 
     #[test]
     fn numbers_are_read_within_their_ranges() {
         let word = |n: U256| n.to_be_bytes::<32>();
-        assert_eq!(decimals(&word(U256::from(18))), Ok(Some(18)));
-        assert_eq!(decimals(&word(U256::from(256))), Err(AbiError::OutOfRange));
-        assert_eq!(decimals(&[]), Ok(None));
-        assert_eq!(decimals(&[1]), Err(AbiError::MissingWord(0)));
-        assert_eq!(uint(&word(U256::MAX)), Ok(Some(U256::MAX)));
-        assert_eq!(boolean(&word(U256::ONE)), Ok(Some(true)));
-        assert_eq!(boolean(&word(U256::from(2))), Err(AbiError::OutOfRange));
+        assert_eq!(decimals(&word(U256::from(18))), Said { value: Some(18), bytes: None });
+        for out_of_range in [U256::from(256), U256::MAX] {
+            let kept = Some(word(out_of_range).to_vec().into());
+            assert_eq!(decimals(&word(out_of_range)), Said { value: None, bytes: kept });
+        }
+        assert_eq!(decimals(&[]), Said::default());
+        assert_eq!(decimals(&[1]), Said { value: None, bytes: Some(vec![1].into()) });
+        assert_eq!(uint(&word(U256::MAX)).value, Some(U256::MAX));
+        assert_eq!(boolean(&word(U256::ONE)), Some(true));
+        assert_eq!(boolean(&word(U256::from(2))), None);
     }
 
     #[test]
@@ -165,9 +190,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_answer_panics_or_grows(answer in prop::collection::vec(prop_oneof![Just(0u8), Just(32), any::<u8>()], 0..400)) {
-            if let Ok(Some(text)) = text(&answer, TextLimit::NAME) {
-                prop_assert!(text.text.len() <= TextLimit::NAME.bytes);
-            }
+            let said = text(&answer, TextLimit::NAME);
+            prop_assert!(said.value.is_none_or(|text| text.len() <= TextLimit::NAME.bytes));
+            prop_assert!(said.bytes.is_none_or(|bytes| bytes.len() <= TextLimit::NAME.bytes));
             let _ = (uint(&answer), decimals(&answer), boolean(&answer));
         }
     }

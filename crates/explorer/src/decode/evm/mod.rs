@@ -4,5 +4,6 @@ pub mod abi;
 pub mod calls;
 mod token_event;
 pub mod transfers;
+pub mod wrapped;
 
 pub use token_event::{DecodeError, Mismatch, TokenEvent, TokenKind, TokenMove};

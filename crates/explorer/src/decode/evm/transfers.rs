@@ -15,13 +15,12 @@
 //! `Withdrawal` are also the events of many contracts that are no tokens, so a body that doesn't fit is not an error there unless the
 //! contract was listed by name.
 
-use std::collections::BTreeSet;
-
 use alloy_primitives::{Address, B256, U256, b256};
 use cairn_evm::DecodedLog;
 
 use super::abi::{self, AbiError};
 use super::token_event::{DecodeError, Mismatch, TokenEvent, TokenKind, TokenMove};
+use super::wrapped::WrappedTokens;
 
 /// `Transfer(address,address,uint256)`.
 pub const TRANSFER: B256 = b256!("ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef");
@@ -42,28 +41,6 @@ pub const MAX_CONSECUTIVE_IDS: u64 = 10_000;
 /// The most ids of all `ConsecutiveTransfer` events of a block: a log costs some 2,200 gas, so a block of 30 million could name 10^8. A range that goes
 /// over it is refused whole; shorter ones after it may still fit.
 pub const MAX_BLOCK_CONSECUTIVE_IDS: u32 = 50_000;
-
-/// Whose `Deposit` and `Withdrawal` events are token movements (E25).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum WrappedTokens {
-    /// Nobody's.
-    #[default]
-    Off,
-    /// Those of these contracts.
-    Listed(BTreeSet<Address>),
-    /// Those of every contract. Other contracts than tokens use the same events: they then look like tokens.
-    Any,
-}
-
-impl WrappedTokens {
-    fn include(&self, contract: &Address) -> bool {
-        match self {
-            WrappedTokens::Off => false,
-            WrappedTokens::Listed(contracts) => contracts.contains(contract),
-            WrappedTokens::Any => true,
-        }
-    }
-}
 
 /// Reads a log. `None`: it is no token event.
 pub fn decode(log: &DecodedLog, wrapped: &WrappedTokens) -> Result<Option<TokenEvent>, DecodeError> {

@@ -17,7 +17,7 @@ use crate::tables::accounts::{ADDRESS_TRANSACTIONS, AddressTransaction, Roles};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo =
-    ServiceInfo { name: ACCOUNTS_WORKER, version: 2, upstreams: &[], tables: &[&ADDRESS_TRANSACTIONS] };
+    ServiceInfo { name: ACCOUNTS_WORKER, version: 3, upstreams: &[], tables: &[&ADDRESS_TRANSACTIONS] };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {

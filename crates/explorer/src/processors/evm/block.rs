@@ -6,9 +6,8 @@ use cairn_core::StoredBlock;
 use cairn_evm::{DecodedBlock, DecodedTx};
 use cairn_pipeline::derive::processor::ProcessError;
 
-use super::moves::{self, PlacedMove};
-use crate::decode::evm::DecodeError;
-use crate::decode::evm::transfers::WrappedTokens;
+use super::moves::{self, Moves};
+use crate::decode::evm::wrapped::WrappedTokens;
 use crate::processors::Settings;
 use crate::processors::shared::Shared;
 
@@ -25,13 +24,6 @@ pub struct EvmBlock {
     decoded: DecodedBlock,
     /// One for each transaction. All at once: what ranges of ids a transaction may name depends on those before it in the block.
     moves: OnceLock<Vec<Moves>>,
-}
-
-/// The token movements of a transaction, in order.
-#[derive(Debug, Default)]
-pub(super) struct Moves {
-    pub placed: Vec<PlacedMove>,
-    pub malformed: Vec<DecodeError>,
 }
 
 impl EvmBlocks {

@@ -115,7 +115,7 @@ fn row(
         hash.unwrap_or_default(),
         opt(length, Value::uint),
         Value::text(status),
-        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT).text)),
+        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT))),
         Value::height(at.height),
     ]);
     (CONTRACT_CODE_HASHES.name, Row(values))

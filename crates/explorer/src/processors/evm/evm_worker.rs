@@ -75,7 +75,7 @@ fn transaction(block: &StoredBlock, tx: &DecodedTx) -> Row {
         input_hash,
         opt(tx.gas_limit, Value::uint),
         Value::uint(receipt.gas_used),
-        Value::uint(receipt.cumulative_gas_used),
+        opt((!receipt.is_missing).then_some(receipt.cumulative_gas_used), Value::uint),
         wide(tx.gas_price),
         wide(tx.max_fee_per_gas),
         wide(tx.max_priority_fee_per_gas),

@@ -59,13 +59,7 @@ impl Mapper for MetaWorker {
             // An address that was created twice in one transaction keeps the later creation.
             let mut created: BTreeMap<Address, SmartContract> = BTreeMap::new();
             if let Some(address) = tx.created_contract() {
-                let code = tx.input.as_ref().map(|code| keccak256(code).to_vec().into());
-                let contract = SmartContract {
-                    creator_address: tx.sender.map(super::bytes),
-                    init_code_hash: code,
-                    ..contract(block, tx, address)
-                };
-                created.insert(address, contract);
+                created.insert(address, created_by(block, tx, address));
             }
             let traced = traces.as_ref().and_then(|traces| traces.get(at));
             for inner in traced.into_iter().flatten().filter(|inner| !inner.is_top_level) {
@@ -85,6 +79,19 @@ impl Mapper for MetaWorker {
             }
         }
         Ok(())
+    }
+}
+
+/// The contract that a transaction itself created.
+pub(in crate::processors) fn created_by(
+    block: &StoredBlock,
+    tx: &DecodedTx,
+    address: Address,
+) -> SmartContract {
+    SmartContract {
+        creator_address: tx.sender.map(super::bytes),
+        init_code_hash: tx.input.as_ref().map(|code| keccak256(code).to_vec().into()),
+        ..contract(block, tx, address)
     }
 }
 

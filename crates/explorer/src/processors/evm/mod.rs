@@ -9,7 +9,7 @@ mod block;
 pub mod contract_code;
 pub mod evm_worker;
 pub mod meta;
-mod moves;
+pub(crate) mod moves;
 pub mod nft_metadata;
 pub mod node;
 pub mod token;
@@ -25,6 +25,6 @@ const PARTS: Parts =
     Parts::HEADER.union(Parts::TRANSACTIONS).union(Parts::BODY).union(Parts::RECEIPTS).union(Parts::EXTRAS);
 
 /// An address as tables have it.
-fn bytes(address: Address) -> Bytes {
+pub(in crate::processors) fn bytes(address: Address) -> Bytes {
     Bytes::copy_from_slice(address.as_slice())
 }

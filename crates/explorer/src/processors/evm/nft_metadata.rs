@@ -10,20 +10,20 @@ use cairn_store::derived::{Key, Row, TableDef, Value};
 
 use super::node::{CallAnswer, ContractNode, NO_CODE, call_code};
 use crate::decode::evm::calls;
-use crate::decode::{TextLimit, clean};
+use crate::decode::{Said, TextLimit, clean};
 use crate::names::{NFT_METADATA_WORKER, TOKEN_WORKER};
 use crate::processors::Settings;
 use crate::processors::metadata::MESSAGE_LIMIT;
-use crate::tables::metadata::NFT_METADATA;
+use crate::tables::metadata::{NFT_METADATA, NFT_URI_BYTES, nft_uri_bytes};
 use crate::tables::opt;
 use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_METADATA_WORKER,
-    version: 3,
+    version: 4,
     upstreams: &[TOKEN_WORKER],
-    tables: &[&NFT_METADATA],
+    tables: &[&NFT_METADATA, &NFT_URI_BYTES],
 };
 
 static READS: &[&TableDef] = &[&NFT_TRANSFERS];
@@ -31,11 +31,18 @@ static READS: &[&TableDef] = &[&NFT_TRANSFERS];
 /// Makes it, where there is a node.
 pub fn make(settings: &Settings) -> Option<Processor> {
     let node = Arc::clone(settings.node.as_ref()?);
-    Some(Processor::Enricher(Arc::new(NftMetadataWorker { node })))
+    Some(Processor::Enricher(Arc::new(NftMetadataWorker::new(node))))
 }
 
-struct NftMetadataWorker {
+/// The enricher itself.
+pub(in crate::processors) struct NftMetadataWorker {
     node: Arc<dyn ContractNode>,
+}
+
+impl NftMetadataWorker {
+    pub fn new(node: Arc<dyn ContractNode>) -> Self {
+        NftMetadataWorker { node }
+    }
 }
 
 #[async_trait]
@@ -49,10 +56,8 @@ impl Enricher for NftMetadataWorker {
     }
 
     fn wanted(&self, _table: usize, row: &Row, wanted: &mut Vec<Key>) {
-        // What was burnt has no URI any more; and of which nothing moved need not be an item at all, since anybody may send nothing of any id.
         if let Ok(transfer) = NftTransfer::from_row(row)
-            && !transfer.parties.is_burn
-            && !transfer.amount.is_zero()
+            && has_uri(&transfer)
         {
             wanted.push(Key(vec![
                 Value::Bytes(transfer.parties.contract_address),
@@ -78,11 +83,18 @@ impl Enricher for NftMetadataWorker {
             let Some(answer) = call_code(&*self.node, contract, input, at).await? else {
                 return Ok(Asked::Absent(vec![row(key, None, NO_CODE, None, at)]));
             };
-            let Some(mut uri) = text_of(&answer) else { continue };
-            if function == calls::URI {
-                uri = clean(&calls::uri_of_id(&uri, id), TextLimit::URI).text;
+            let said = text_of(&answer);
+            if !said.is_something() {
+                continue;
             }
-            return Ok(Asked::Rows(vec![row(key, Some(uri), "ok", None, at)]));
+            let uri = said.value.map(|uri| match function == calls::URI {
+                true => clean(&calls::uri_of_id(&uri, id), TextLimit::URI),
+                false => uri,
+            });
+            let status = if uri.is_some() { "ok" } else { "partial" };
+            let mut rows = vec![row(key, uri, status, None, at)];
+            rows.extend(said.bytes.map(|bytes| nft_uri_bytes(&key.0, bytes, at)));
+            return Ok(Asked::Rows(rows));
         }
         Ok(Asked::Rows(vec![row(key, None, "silent", None, at)]))
     }
@@ -95,14 +107,19 @@ impl Enricher for NftMetadataWorker {
     }
 }
 
-/// The text that a call returned, cleaned; an empty one is none.
-fn text_of(answer: &CallAnswer) -> Option<String> {
+/// Whether a transfer names an item to ask about. What was burnt has no URI any more; and of which nothing moved need not be an item at all, since anybody
+/// may send nothing of any id.
+pub(in crate::processors) fn has_uri(transfer: &NftTransfer) -> bool {
+    !transfer.parties.is_burn && !transfer.amount.is_zero()
+}
+
+/// The text that a call returned, cleaned.
+fn text_of(answer: &CallAnswer) -> Said<String> {
     match answer {
-        CallAnswer::Returned(answer) if answer.len() <= calls::MAX_RETURN_BYTES => {
-            let text = calls::text(answer, TextLimit::URI).ok().flatten()?.text;
-            Some(text).filter(|text| !text.is_empty())
+        CallAnswer::Returned(answer) => {
+            calls::text(&answer[..answer.len().min(calls::MAX_RETURN_BYTES)], TextLimit::URI)
         }
-        CallAnswer::Returned(_) | CallAnswer::Reverted => None,
+        CallAnswer::Reverted => Said::default(),
     }
 }
 
@@ -122,7 +139,7 @@ fn row(
     values.extend([
         opt(uri, Value::text),
         Value::text(status),
-        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT).text)),
+        opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT))),
         Value::height(at.height),
     ]);
     (NFT_METADATA.name, Row(values))

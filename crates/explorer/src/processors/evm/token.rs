@@ -12,15 +12,14 @@ use cairn_pipeline::derive::processor::{
 use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
 use super::EvmBlocks;
-use super::moves::PlacedMove;
 use crate::decode::evm::DecodeError;
 use crate::names::TOKEN_WORKER;
 use crate::processors::Settings;
-use crate::tables::transfers::{EventPlace, FT_TRANSFERS, FtTransfer, NFT_TRANSFERS, NftTransfer, Parties};
+use crate::tables::transfers::{EventPlace, FT_TRANSFERS, NFT_TRANSFERS};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo =
-    ServiceInfo { name: TOKEN_WORKER, version: 2, upstreams: &[], tables: &[&FT_TRANSFERS, &NFT_TRANSFERS] };
+    ServiceInfo { name: TOKEN_WORKER, version: 3, upstreams: &[], tables: &[&FT_TRANSFERS, &NFT_TRANSFERS] };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
@@ -44,8 +43,16 @@ impl Mapper for TokenWorker {
         let decoded = self.blocks.get(block)?;
         for (tx, moves) in decoded.with_moves() {
             for placed in &moves.placed {
-                for moved in placed.moved.each() {
-                    add(block, tx, &PlacedMove { moved, ..*placed }, out);
+                let place = |sub_index| EventPlace {
+                    block_height: block.facts.height.get(),
+                    transaction_id: tx.id.0.to_vec().into(),
+                    event_index: placed.log_index,
+                    sub_index,
+                    transaction_index: tx.index,
+                    block_timestamp_ms: block.facts.timestamp_ms,
+                };
+                for (table, row) in placed.rows(place) {
+                    out.row(table, row);
                 }
             }
             for error in &moves.malformed {
@@ -53,36 +60,6 @@ impl Mapper for TokenWorker {
             }
         }
         Ok(())
-    }
-}
-
-fn add(block: &StoredBlock, tx: &DecodedTx, placed: &PlacedMove, out: &mut Output) {
-    let moved = &placed.moved;
-    let place = EventPlace {
-        block_height: block.facts.height.get(),
-        transaction_id: tx.id.0.to_vec().into(),
-        event_index: placed.log_index,
-        sub_index: moved.sub_index,
-        transaction_index: tx.index,
-        block_timestamp_ms: block.facts.timestamp_ms,
-    };
-    let parties = Parties {
-        contract_address: super::bytes(placed.token),
-        contract_name: String::new(),
-        from_address: Some(super::bytes(moved.from)),
-        to_address: Some(super::bytes(moved.to)),
-        is_mint: moved.is_mint(),
-        is_burn: moved.is_burn(),
-    };
-    let (amount, kind) = (moved.amount, moved.kind.name().to_owned());
-    match moved.token_id.filter(|_| moved.kind.is_nft()) {
-        Some(token_id) => {
-            out.row(&NFT_TRANSFERS, NftTransfer { place, parties, token_id, amount, kind }.to_row());
-        }
-        None => {
-            let affects_balance = placed.affects_balance;
-            out.row(&FT_TRANSFERS, FtTransfer { place, parties, amount, kind, affects_balance }.to_row());
-        }
     }
 }
 
@@ -94,11 +71,16 @@ fn malformed(tx: &DecodedTx, error: &DecodeError) -> Malformed {
         message: error.to_string(),
         raw_data: log.map(raw_data).unwrap_or_default(),
         event_index: Some(error.log_index),
-        labels: FaultLabels {
-            reason: error.reason.code(),
-            contract: error.address.to_string().to_lowercase(),
-            topic: error.topic0.to_string(),
-        },
+        labels: labels(error),
+    }
+}
+
+/// What metrics count a malformed token event under.
+pub(in crate::processors) fn labels(error: &DecodeError) -> FaultLabels {
+    FaultLabels {
+        reason: error.reason.code(),
+        contract: error.address.to_string().to_lowercase(),
+        topic: error.topic0.to_string(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `token_metadata_worker`: names, symbols, decimals and supply of the contracts whose tokens moved, and the terms to find them by.
 //!
-//! A contract is asked once. What it answers is a stranger's: broken answers are as good as none, and texts are cleaned. One without code at that block, though its tokens
+//! A contract is asked once. What it answers is a stranger's: texts are cleaned, and where what is shown isn't all that was answered, the bytes are kept, bounded. One without code at that block, though its tokens
 //! moved, is asked about again before that counts.
 
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::decode::evm::calls;
 use crate::names::{TOKEN_METADATA_WORKER, TOKEN_WORKER};
 use crate::processors::Settings;
 use crate::processors::metadata::{
-    self, Named, Subject, asked, collection, nothing_of, status, terms, token,
+    self, Answered, Subject, asked, collection, further, nothing_of, status, token,
 };
-use crate::tables::metadata::{NFT_COLLECTIONS, SEARCH_INDEX, TOKEN_CONTRACTS, TOKENS};
+use crate::tables::metadata::{NFT_COLLECTIONS, SEARCH_INDEX, TOKEN_ANSWER_BYTES, TOKEN_CONTRACTS, TOKENS};
 use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 
 pub use crate::processors::metadata::{search_term, search_terms};
@@ -28,9 +28,9 @@ pub use crate::processors::metadata::{search_term, search_terms};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_METADATA_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[TOKEN_WORKER],
-    tables: &[&TOKEN_CONTRACTS, &TOKENS, &NFT_COLLECTIONS, &SEARCH_INDEX],
+    tables: &[&TOKEN_CONTRACTS, &TOKENS, &NFT_COLLECTIONS, &SEARCH_INDEX, &TOKEN_ANSWER_BYTES],
 };
 
 static READS: &[&TableDef] = &[&FT_TRANSFERS, &NFT_TRANSFERS];
@@ -38,10 +38,11 @@ static READS: &[&TableDef] = &[&FT_TRANSFERS, &NFT_TRANSFERS];
 /// Makes it, where there is a node.
 pub fn make(settings: &Settings) -> Option<Processor> {
     let node = Arc::clone(settings.node.as_ref()?);
-    Some(Processor::Enricher(Arc::new(TokenMetadataWorker { node })))
+    Some(Processor::Enricher(Arc::new(TokenMetadataWorker::new(node))))
 }
 
-struct TokenMetadataWorker {
+/// The enricher itself.
+pub(in crate::processors) struct TokenMetadataWorker {
     node: Arc<dyn ContractNode>,
 }
 
@@ -83,6 +84,10 @@ impl Enricher for TokenMetadataWorker {
 }
 
 impl TokenMetadataWorker {
+    pub fn new(node: Arc<dyn ContractNode>) -> Self {
+        TokenMetadataWorker { node }
+    }
+
     async fn ask_token(&self, subject: &Subject, contract: Address, at: BlockRef) -> Result<Asked, AskError> {
         let (name, symbol, decimals, supply) = futures::try_join!(
             self.call(contract, calls::plain(calls::NAME), at),
@@ -94,14 +99,19 @@ impl TokenMetadataWorker {
         else {
             return Ok(Asked::Absent(nothing_of(subject, NO_CODE, None, at)));
         };
-        let named = named(&name, &symbol);
-        let decimals = calls::decimals(&decimals).ok().flatten();
-        let supply = calls::uint(&supply).ok().flatten();
-        let answered = [named.name.is_some(), named.symbol.is_some(), decimals.is_some(), supply.is_some()];
-        let status = status(&answered);
-        let mut rows =
-            vec![asked(subject, status, None, at), token(subject, &named, decimals, supply, status, at)];
-        rows.extend(terms(subject, "token", &named, at));
+        let answered = Answered {
+            decimals: calls::decimals(&decimals),
+            supply: calls::uint(&supply),
+            ..named(&name, &symbol)
+        };
+        let status = status(&[
+            answered.name.is_something(),
+            answered.symbol.is_something(),
+            answered.decimals.is_something(),
+            answered.supply.is_something(),
+        ]);
+        let mut rows = vec![asked(subject, status, None, at), token(subject, &answered, status, at)];
+        rows.extend(further(subject, &answered, at));
         Ok(Asked::Rows(rows))
     }
 
@@ -120,8 +130,8 @@ impl TokenMetadataWorker {
         let (Some(name), Some(symbol), Some(erc721), Some(erc1155)) = (name, symbol, erc721, erc1155) else {
             return Ok(Asked::Absent(nothing_of(subject, NO_CODE, None, at)));
         };
-        let named = named(&name, &symbol);
-        let supports = |answer: &[u8]| matches!(calls::boolean(answer), Ok(Some(true)));
+        let answered = named(&name, &symbol);
+        let supports = |answer: &[u8]| calls::boolean(answer) == Some(true);
         let standard = match (supports(&erc721), supports(&erc1155)) {
             (true, _) => Some("erc721"),
             (false, true) => Some("erc1155"),
@@ -129,31 +139,30 @@ impl TokenMetadataWorker {
         };
         // ERC-1155 has neither name nor symbol.
         let may_be_nameless = standard == Some("erc1155");
-        let answered = [
-            named.name.is_some() || may_be_nameless,
-            named.symbol.is_some() || may_be_nameless,
+        let status = status(&[
+            answered.name.is_something() || may_be_nameless,
+            answered.symbol.is_something() || may_be_nameless,
             standard.is_some(),
-        ];
-        let status = status(&answered);
+        ]);
         let mut rows =
-            vec![asked(subject, status, None, at), collection(subject, &named, standard, status, at)];
-        rows.extend(terms(subject, "collection", &named, at));
+            vec![asked(subject, status, None, at), collection(subject, &answered, standard, status, at)];
+        rows.extend(further(subject, &answered, at));
         Ok(Asked::Rows(rows))
     }
 
-    /// What a call returns: no bytes where the contract refused, or answered more than anybody should; nothing where it has no code.
+    /// What a call returns, as many bytes as anybody should answer; none where the contract refused; nothing where it has no code.
     async fn call(&self, to: Address, input: Vec<u8>, at: BlockRef) -> Result<Option<Bytes>, AskError> {
         Ok(call_code(&*self.node, to, input, at).await?.map(|answer| match answer {
-            CallAnswer::Returned(answer) if answer.len() <= calls::MAX_RETURN_BYTES => answer,
-            CallAnswer::Returned(_) | CallAnswer::Reverted => Bytes::new(),
+            CallAnswer::Returned(answer) => answer.slice(..answer.len().min(calls::MAX_RETURN_BYTES)),
+            CallAnswer::Reverted => Bytes::new(),
         }))
     }
 }
 
-fn named(name: &[u8], symbol: &[u8]) -> Named {
-    let text = |answer, limit| {
-        let cleaned = calls::text(answer, limit).ok().flatten()?.text;
-        Some(cleaned).filter(|text| !text.is_empty())
-    };
-    Named { name: text(name, TextLimit::NAME), symbol: text(symbol, TextLimit::SYMBOL) }
+fn named(name: &[u8], symbol: &[u8]) -> Answered {
+    Answered {
+        name: calls::text(name, TextLimit::NAME),
+        symbol: calls::text(symbol, TextLimit::SYMBOL),
+        ..Answered::default()
+    }
 }

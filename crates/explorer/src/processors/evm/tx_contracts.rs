@@ -11,7 +11,7 @@ use cairn_evm::DecodedTx;
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
 use super::EvmBlocks;
-use super::block::Moves;
+use super::moves::Moves;
 use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
 use crate::tables::transactions::{TX_CONTRACTS, TxContract};
@@ -19,7 +19,7 @@ use crate::tables::transactions::{TX_CONTRACTS, TxContract};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_CONTRACTS_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TX_CONTRACTS],
 };
@@ -53,9 +53,9 @@ impl Mapper for TxContractsWorker {
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
         for (tx, moves) in decoded.with_moves() {
-            for (contract, tags) in touched(tx, moves) {
-                let tags: Vec<&str> =
-                    TAGS.iter().zip(tags).filter(|(_, is_set)| *is_set).map(|(tag, _)| *tag).collect();
+            let mut touched = Touched::new();
+            touch(&mut touched, tx, moves);
+            for (contract, tags) in touched {
                 let row = TxContract {
                     block_height: block.facts.height.get(),
                     transaction_id: tx.id.0.to_vec().into(),
@@ -63,7 +63,7 @@ impl Mapper for TxContractsWorker {
                     contract_name: String::new(),
                     transaction_index: tx.index,
                     block_timestamp_ms: block.facts.timestamp_ms,
-                    tags: tags.join(","),
+                    tags: words(tags),
                 };
                 out.row(&TX_CONTRACTS, row.to_row());
             }
@@ -72,8 +72,20 @@ impl Mapper for TxContractsWorker {
     }
 }
 
-fn touched(tx: &DecodedTx, moves: &Moves) -> BTreeMap<Address, [bool; TAGS.len()]> {
-    let mut touched: BTreeMap<Address, [bool; TAGS.len()]> = BTreeMap::new();
+/// Contracts with what happened to them.
+pub(in crate::processors) type Touched = BTreeMap<Address, Tags>;
+
+/// Which of the tags are set.
+pub(in crate::processors) type Tags = [bool; TAGS.len()];
+
+/// Their words, separated by commas.
+pub(in crate::processors) fn words(tags: Tags) -> String {
+    let set = TAGS.iter().zip(tags).filter(|(_, is_set)| *is_set);
+    set.map(|(tag, _)| *tag).collect::<Vec<_>>().join(",")
+}
+
+/// Adds the contracts that a transaction touched.
+pub(in crate::processors) fn touch(touched: &mut Touched, tx: &DecodedTx, moves: &Moves) {
     let mut tag = |contract: Address, tag: usize| touched.entry(contract).or_default()[tag] = true;
     let has_input = tx.input.as_ref().is_some_and(|input| !input.is_empty());
     if let Some(called) = tx.to.address().filter(|_| has_input) {
@@ -88,5 +100,4 @@ fn touched(tx: &DecodedTx, moves: &Moves) -> BTreeMap<Address, [bool; TAGS.len()
     for placed in &moves.placed {
         tag(placed.token, if placed.moved.kind.is_nft() { NFT } else { FT });
     }
-    touched
 }

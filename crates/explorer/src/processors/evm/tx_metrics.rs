@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use alloy_primitives::U256;
 use cairn_core::{Parts, StoredBlock};
-use cairn_evm::DecodedReceipt;
-use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
+use cairn_evm::{DecodedReceipt, DecodedTx};
+use cairn_pipeline::derive::processor::{
+    FaultLabels, Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo,
+};
+use cairn_store::derived::Severity;
 
 use super::EvmBlocks;
 use crate::names::TX_METRICS_WORKER;
@@ -15,7 +18,7 @@ use crate::tables::transactions::{TX_METRICS, TxMetrics};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo =
-    ServiceInfo { name: TX_METRICS_WORKER, version: 2, upstreams: &[], tables: &[&TX_METRICS] };
+    ServiceInfo { name: TX_METRICS_WORKER, version: 3, upstreams: &[], tables: &[&TX_METRICS] };
 
 /// Makes it.
 pub fn make(settings: &Settings) -> Option<Processor> {
@@ -38,10 +41,10 @@ impl Mapper for TxMetricsWorker {
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
         for (tx, moves) in decoded.with_moves() {
-            let moved = |nft: bool| {
-                let placed = moves.placed.iter().filter(move |placed| placed.moved.kind.is_nft() == nft);
-                placed.map(|placed| u64::from(placed.moved.count)).sum::<u64>()
-            };
+            if tx.receipt.is_missing {
+                out.malformed(without_receipt(tx));
+                continue;
+            }
             let row = TxMetrics {
                 block_height: block.facts.height.get(),
                 transaction_id: tx.id.0.to_vec().into(),
@@ -52,12 +55,24 @@ impl Mapper for TxMetricsWorker {
                 fee: fee(&tx.receipt),
                 value: tx.value,
                 event_count: tx.receipt.logs.len() as u64,
-                ft_transfer_count: moved(false),
-                nft_transfer_count: moved(true),
+                ft_transfer_count: moves.count(false),
+                nft_transfer_count: moves.count(true),
             };
             out.row(&TX_METRICS, row.to_row());
         }
         Ok(())
+    }
+}
+
+/// Nothing is known of what it used and did, and `tx_metrics` can't say that: it has no row of this one.
+fn without_receipt(tx: &DecodedTx) -> Malformed {
+    Malformed {
+        transaction_id: tx.id.to_string(),
+        severity: Severity::Warn,
+        message: "its node has no receipt of it: its outcome, gas and logs are not known".into(),
+        raw_data: Vec::new(),
+        event_index: None,
+        labels: FaultLabels::only("receipt"),
     }
 }
 

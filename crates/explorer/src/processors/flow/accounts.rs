@@ -1,7 +1,7 @@
 //! `accounts_worker`: which accounts a transaction concerns and what they are in it, which were created, and whose an EVM account is.
 //!
 //! In `address_transactions` an account is a sender that proposes, pays or authorises (`account_roles` says which), created, or party of a
-//! token's movement; an EVM address is what it is in the EVM transactions that the Flow transaction executed. Whoever receives the fee is no
+//! token's movement; an EVM address is what it is in the EVM transactions that the Flow transaction executed, party of their tokens' movements too. Whoever receives the fee is no
 //! party: it would be one of nearly every transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use cairn_flow::{DecodedTx, EventType, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, U256, Value};
 
-use super::{FlowBlocks, OnceTx};
+use super::{FlowBlocks, PlacedTx};
 use crate::decode::flow::{AccountChange, FtKind, account_event};
 use crate::names::ACCOUNTS_WORKER;
 use crate::processors::Settings;
@@ -25,7 +25,7 @@ use crate::tables::opt;
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: ACCOUNTS_WORKER,
-    version: 3,
+    version: 4,
     upstreams: &[],
     tables: &[&ADDRESS_TRANSACTIONS, &ACCOUNT_ROLES, &ACCOUNT_CREATIONS, &COA_ACCOUNTS],
 };
@@ -51,8 +51,8 @@ impl Mapper for AccountsWorker {
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
         let mut created: BTreeSet<FlowAddress> = BTreeSet::new();
-        for once in decoded.once() {
-            let (index, tx) = (once.index, once.tx);
+        for placed in decoded.each() {
+            let (index, tx) = (placed.index, placed.tx);
             let of = OfTx { block, index, tx };
             let signers = Signers::of(tx);
             let mut roles = signers.as_senders();
@@ -67,8 +67,8 @@ impl Mapper for AccountsWorker {
                     }
                 }
             }
-            add_parties(once, &mut roles);
-            add_evm(once, &mut roles);
+            add_parties(placed, &mut roles);
+            add_evm(placed, &mut roles);
             roles.retain(|address, _| address.iter().any(|byte| *byte != 0));
             for (address, roles) in roles {
                 out.row(&ADDRESS_TRANSACTIONS, of.concerned(address, roles));
@@ -126,8 +126,8 @@ impl AccountsWorker {
     }
 }
 
-fn add_parties(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
-    let moves = once.moves();
+fn add_parties(placed: PlacedTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
+    let moves = placed.moves();
     let fungible = moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee);
     let fungible = fungible.flat_map(|moved| [moved.from, moved.to]);
     let items = moves.non_fungible.iter().flat_map(|moved| [moved.from, moved.to]);
@@ -136,8 +136,13 @@ fn add_parties(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
     }
 }
 
-fn add_evm(once: OnceTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
-    for (_, execution) in once.executions() {
+fn add_evm(placed: PlacedTx<'_>, roles: &mut BTreeMap<Bytes, Roles>) {
+    for of_log in placed.evm().iter().flat_map(|evm| &evm.moves.placed) {
+        for party in [of_log.moved.from, of_log.moved.to] {
+            roles.entry(Bytes::copy_from_slice(party.as_slice())).or_default().is_transfer_party = true;
+        }
+    }
+    for (_, execution) in placed.executions() {
         // Malformed ones are reported by evm_worker.
         let Ok((executed, inner)) = &execution.executed else { continue };
         let evm = |address: alloy_primitives::Address| Bytes::copy_from_slice(address.as_slice());

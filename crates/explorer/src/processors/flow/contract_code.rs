@@ -116,7 +116,7 @@ fn rows(
     message: Option<&str>,
     at: BlockRef,
 ) -> Vec<(&'static str, Row)> {
-    let message = || opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT).text));
+    let message = || opt(message, |message| Value::text(clean(message, MESSAGE_LIMIT)));
     let mut version = key.0.clone();
     version.extend([Value::text(status), message(), Value::height(at.height)]);
     let (hash, length) = found.unzip();

@@ -26,7 +26,7 @@ use cairn_pipeline::derive::processor::{Malformed, Mapper, Output, ProcessError,
 use cairn_store::derived::{Row, Value};
 use sha2::{Digest, Sha256};
 
-use super::{FlowBlocks, OnceTx};
+use super::{FlowBlocks, PlacedTx};
 use crate::decode::{TextLimit, clean};
 use crate::names::EVM_WORKER;
 use crate::processors::Settings;
@@ -38,7 +38,7 @@ use crate::tables::{INLINE_MAX_BYTES, opt, status_name};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: EVM_WORKER,
-    version: 4,
+    version: 5,
     upstreams: &[],
     tables: &[&EVM_TRANSACTIONS, &EVM_LOGS, &EVM_EXECUTIONS, &EVM_BLOCKS, &EVM_BLOCK_PARTS],
 };
@@ -76,9 +76,9 @@ impl Mapper for EvmWorker {
             hashes: BTreeSet::new(),
             heights: BTreeSet::new(),
         };
-        for once in decoded.once() {
-            let (index, tx) = (once.index, once.tx);
-            for (event, execution) in once.executions() {
+        for placed in decoded.each() {
+            let (index, tx) = (placed.index, placed.tx);
+            for (event, execution) in placed.executions() {
                 match &execution.executed {
                     Ok((executed, inner)) => evm.executed(index, tx, event, executed, inner, out),
                     Err(error) => evm.unreadable(super::malformed_event(tx, event, error), out),
@@ -86,7 +86,7 @@ impl Mapper for EvmWorker {
             }
         }
         let service = self.blocks.network.accounts().service;
-        for OnceTx { index, tx, .. } in decoded.once() {
+        for PlacedTx { index, tx, .. } in decoded.each() {
             for event in &tx.events {
                 let Some(name) = EventType::parse(&event.event_type) else { continue };
                 if !name.is(service, "EVM", "BlockExecuted") {
@@ -382,7 +382,7 @@ impl InBlock<'_> {
             Value::uint(executed.block_height),
             Value::uint(executed.error_code.into()),
             opt(Some(&executed.error_message).filter(|message| !message.is_empty()), |message| {
-                Value::text(clean(message, ERROR_LIMIT).text)
+                Value::text(clean(message, ERROR_LIMIT))
             }),
             opt(inner.and_then(|inner| inner.direct), |kind| Value::text(direct_name(kind))),
             inline_or_hash(returned).0,

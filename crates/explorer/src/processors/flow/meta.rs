@@ -1,19 +1,22 @@
-//! `meta_worker`: keys and contracts of accounts.
+//! `meta_worker`: keys and contracts of accounts, and contracts that EVM transactions created. Contracts that EVM contracts created are not known: no node
+//! gives traces of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use alloy_primitives::Address;
 use bytes::Bytes;
 use cairn_core::{Parts, StoredBlock, TxStatus};
 use cairn_flow::{DecodedEvent, DecodedTx, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
-use super::{FlowBlocks, OnceTx};
+use super::{FlowBlocks, PlacedTx};
 use crate::decode::flow::{
     AccountChange, AccountEvent, AccountKey, ContractChange, RevokedKey, account_event,
 };
 use crate::names::META_WORKER;
 use crate::processors::Settings;
+use crate::processors::evm::meta::created_by;
 use crate::tables::contracts::{SMART_CONTRACTS, SmartContract};
 use crate::tables::flow::accounts::{ACCOUNT_KEY_EVENTS, AccountKeyEvent, KeyFields};
 use crate::tables::flow::contracts::{CONTRACT_VERSIONS, ContractVersion};
@@ -21,7 +24,7 @@ use crate::tables::flow::contracts::{CONTRACT_VERSIONS, ContractVersion};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: META_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[],
     tables: &[&SMART_CONTRACTS, &CONTRACT_VERSIONS, &ACCOUNT_KEY_EVENTS],
 };
@@ -46,7 +49,8 @@ impl Mapper for MetaWorker {
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
-        for OnceTx { index, tx, .. } in decoded.once() {
+        for placed in decoded.each() {
+            let PlacedTx { index, tx, .. } = placed;
             // A contract that was added, removed and added again in one transaction is one creation.
             let mut created: BTreeMap<(FlowAddress, String), SmartContract> = BTreeMap::new();
             for event in &tx.events {
@@ -59,7 +63,17 @@ impl Mapper for MetaWorker {
                     Err(message) => out.malformed(super::malformed_event(tx, event, message)),
                 }
             }
-            for contract in created.values() {
+            let mut in_evm: BTreeMap<Address, SmartContract> = BTreeMap::new();
+            for evm in placed.evm() {
+                let Some(address) = evm.tx.created_contract() else { continue };
+                let contract = SmartContract {
+                    transaction_id: super::id(tx),
+                    transaction_index: index,
+                    ..created_by(block, &evm.tx, address)
+                };
+                in_evm.insert(address, contract);
+            }
+            for contract in created.values().chain(in_evm.values()) {
                 out.row(&SMART_CONTRACTS, contract.to_row());
             }
         }

@@ -1,7 +1,7 @@
 //! Processors that read Flow blocks or ask Flow nodes.
 //!
-//! A transaction's id doesn't name one transaction on Flow: system transactions have the same id in every block, so every key has the
-//! height. Within one block an id is derived once ([`FlowBlock::once`]); `token_worker` reports the block that has it twice.
+//! A transaction's id doesn't name one transaction on Flow: system transactions have the same id in every block, and blocks of old sporks have one
+//! twice. So every key has the height and the transaction's index in the block.
 
 use bytes::Bytes;
 use cairn_core::Parts;
@@ -9,11 +9,14 @@ use cairn_flow::{DecodedEvent, DecodedTx, FlowAddress};
 use cairn_pipeline::derive::processor::{FaultLabels, Malformed};
 use cairn_store::derived::{MAX_RAW_DATA_BYTES, Severity};
 
+pub mod account_metadata;
 pub mod account_state;
 pub mod accounts;
 mod block;
 pub mod contract_code;
 pub mod evm_chain;
+mod evm_node;
+mod evm_tx;
 pub mod evm_worker;
 pub mod meta;
 mod moves;
@@ -28,7 +31,10 @@ pub mod tx_contracts;
 pub mod tx_metrics;
 
 pub use block::FlowBlock;
-use block::{FlowBlocks, OnceTx};
+use block::{FlowBlocks, PlacedTx};
+
+/// The length of an address of the EVM side; accounts have 8.
+const EVM_ADDRESS_BYTES: usize = 20;
 
 /// What every processor of Flow blocks reads: transactions and their results, which only make sense together.
 const PARTS: Parts = Parts::BODY.union(Parts::RECEIPTS);

@@ -1,4 +1,5 @@
-//! `nft_ownership_worker` of Flow: owners of items, folded from `nft_transfers` and `nft_resources` in chain order.
+//! `nft_ownership_worker` of Flow: owners of items, folded from `nft_transfers` and `nft_resources` in chain order. Items of the EVM side are folded as those of
+//! EVM chains are; what follows is of Cadence.
 //!
 //! An item belongs to whoever got it last, and what accounts hold follows from that alone: what an event says of the giver isn't needed, and may be missing.
 //! An item may leave its account and come back, which no event tells from a burn and a mint: it counts as minted while it isn't destroyed.
@@ -19,6 +20,7 @@ use crate::decode::flow::NFT_KIND;
 use crate::names::{NFT_OWNERSHIP_WORKER, TOKEN_WORKER};
 use crate::processors::Settings;
 use crate::processors::ft_holdings::is_above_zero;
+use crate::processors::nft_ownership as of_evm;
 use crate::tables::flow::nfts::{NFT_RESOURCES, ResourceRow};
 use crate::tables::nfts::{
     ItemChange, NFT_COLLECTION_STATS, NFT_HOLDINGS, NFT_IS_BURNED, NFT_OWNER, NFT_OWNERS, NFT_OWNERSHIP,
@@ -29,7 +31,7 @@ use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: NFT_OWNERSHIP_WORKER,
-    version: 2,
+    version: 3,
     upstreams: &[TOKEN_WORKER],
     tables: &[&NFT_OWNERSHIP, &NFT_HOLDINGS, &NFT_OWNERS, &NFT_COLLECTION_STATS],
 };
@@ -52,9 +54,21 @@ impl Folder for NftOwnershipWorker {
         READS
     }
 
-    /// Everything depends on what an item was before.
-    fn fold(&self, _block: &FoldBlock<'_>, _changes: &mut Changes) -> Result<(), ProcessError> {
-        Ok(())
+    /// Items of the EVM side. Of Cadence everything depends on what an item was before.
+    fn fold(&self, block: &FoldBlock<'_>, changes: &mut Changes) -> Result<(), ProcessError> {
+        of_evm::fold(block, changes, |transfer| transfer.kind != NFT_KIND)
+    }
+
+    fn settled(&self, table: &'static str, before: Option<&Row>, after: &Row, changes: &mut Changes) {
+        // Every table here begins with the contract's address.
+        if after
+            .0
+            .first()
+            .and_then(Value::as_bytes)
+            .is_some_and(|address| address.len() == super::EVM_ADDRESS_BYTES)
+        {
+            of_evm::settled(table, before, after, changes);
+        }
     }
 
     fn looks_at_state(&self) -> bool {
@@ -68,6 +82,9 @@ impl Folder for NftOwnershipWorker {
         let mut steps = Vec::new();
         for row in rows(0) {
             let transfer = NftTransfer::from_row(row).map_err(in_block)?;
+            if transfer.kind != NFT_KIND {
+                continue;
+            }
             let (order, parties) = (transfer.place.order(), transfer.parties);
             let owner = parties.taker().cloned();
             let is_burned = parties.is_burn;

@@ -14,7 +14,7 @@ use cairn_pipeline::derive::processor::AskError;
 use serde_json::json;
 
 use super::node::{MAX_ANSWER_BYTES, ScriptAnswer, ScriptNode};
-use crate::decode::{TextLimit, clean};
+use crate::decode::{Said, TextLimit, said};
 
 /// Which contract a token is of, and which of its types it is where that isn't the one that its views are of when none is named.
 pub(super) struct TokenOf<'n> {
@@ -133,6 +133,42 @@ access(all) fun main(address: Address, name: String, id: UInt64, owner: Address{
     )
 }
 
+/// What a call of a contract of the EVM side returns, as hex, and whether it was successful. Nothing is changed by it.
+pub(super) fn evm_call(network: Network) -> String {
+    format!(
+        r#"import EVM from {service}
+
+access(all) fun main(to: String, data: String): {{String: AnyStruct}} {{
+    let result = EVM.dryCall(
+        from: EVM.addressFromString("0000000000000000000000000000000000000000"),
+        to: EVM.addressFromString(to),
+        data: data.decodeHex(),
+        gasLimit: 10_000_000,
+        value: EVM.Balance(attoflow: 0)
+    )
+    return {{
+        "successful": result.status == EVM.Status.successful,
+        "data": String.encodeHex(result.data)
+    }}
+}}
+"#,
+        service = network.accounts().service,
+    )
+}
+
+/// The code of a contract of the EVM side, as hex.
+pub(super) fn evm_code(network: Network) -> String {
+    format!(
+        r#"import EVM from {service}
+
+access(all) fun main(address: String): {{String: AnyStruct}} {{
+    return {{"code": String.encodeHex(EVM.addressFromString(address).code())}}
+}}
+"#,
+        service = network.accounts().service,
+    )
+}
+
 /// An argument of type `Address`.
 pub(super) fn address(address: FlowAddress) -> Vec<u8> {
     json!({"type": "Address", "value": address.to_string()}).to_string().into_bytes()
@@ -153,10 +189,14 @@ pub(super) fn number(number: u64) -> Vec<u8> {
 pub(super) struct Found(BTreeMap<String, CdcValue>);
 
 impl Found {
-    /// A text, cleaned; an empty one is none.
-    pub fn text(&self, name: &str, limit: TextLimit) -> Option<String> {
-        let text = self.0.get(name)?.unwrapped()?.as_str()?;
-        Some(clean(text, limit).text).filter(|text| !text.is_empty())
+    /// A text as it is.
+    pub fn str(&self, name: &str) -> Option<&str> {
+        self.0.get(name)?.unwrapped()?.as_str()
+    }
+
+    /// A text, cleaned.
+    pub fn text(&self, name: &str, limit: TextLimit) -> Said<String> {
+        said(self.str(name).unwrap_or_default().as_bytes(), limit)
     }
 
     /// A fixed-point number, in units of 10^-8.

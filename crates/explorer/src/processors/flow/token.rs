@@ -1,16 +1,11 @@
-//! `token_worker`: token events as `ft_transfers`, `nft_transfers`, `fee_transfers` and `nft_resources`.
+//! `token_worker`: token events as `ft_transfers`, `nft_transfers`, `fee_transfers` and `nft_resources`, those of the EVM side too.
 //!
-//! It is the one worker that reports malformed token events, and a block that has one transaction id twice; others that read the
-//! same events pass over them.
+//! It is the one worker that reports malformed token events; others that read the same events pass over them.
 
 use std::sync::Arc;
 
 use cairn_core::{Parts, StoredBlock};
-use cairn_flow::DecodedTx;
-use cairn_pipeline::derive::processor::{
-    FaultLabels, Malformed, Mapper, Output, ProcessError, Processor, ServiceInfo,
-};
-use cairn_store::derived::Severity;
+use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 
 use super::{FlowBlocks, moves};
 use crate::decode::flow::FtKind;
@@ -23,7 +18,7 @@ use crate::tables::transfers::{FT_TRANSFERS, NFT_TRANSFERS};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TOKEN_WORKER,
-    version: 5,
+    version: 6,
     upstreams: &[],
     tables: &[&FT_TRANSFERS, &NFT_TRANSFERS, &FEE_TRANSFERS, &NFT_RESOURCES],
 };
@@ -48,12 +43,9 @@ impl Mapper for TokenWorker {
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
-        let mut next = 0;
-        for once in decoded.once() {
-            let (index, tx) = (once.index, once.tx);
-            repeated(decoded.transactions(), next..index, out);
-            next = index + 1;
-            let moves = once.moves();
+        for placed in decoded.each() {
+            let (index, tx) = (placed.index, placed.tx);
+            let moves = placed.moves();
             for moved in &moves.fungible {
                 if let Some(row) = moves::ft_row(block, index, tx, moved) {
                     let table = if moved.kind == FtKind::Fee { &FEE_TRANSFERS } else { &FT_TRANSFERS };
@@ -71,29 +63,14 @@ impl Mapper for TokenWorker {
             for destroyed in &moves.destroyed {
                 out.row(&NFT_RESOURCES, moves::destroyed_row(block, index, tx, destroyed));
             }
+            for evm in placed.evm() {
+                evm.transfers(block, placed, out);
+            }
             for event in &moves.malformed {
                 let message = &event.message;
                 out.malformed(super::malformed_at(tx, event.event_index, &event.event_type, message));
             }
         }
-        repeated(decoded.transactions(), next..decoded.transactions().len() as u32, out);
         Ok(())
-    }
-}
-
-/// Reports the transactions at these places: their ids stand in the block before them.
-fn repeated(transactions: &[DecodedTx], places: std::ops::Range<u32>, out: &mut Output) {
-    for index in places {
-        let Some(tx) = transactions.get(index as usize) else { continue };
-        out.malformed(Malformed {
-            transaction_id: tx.id.to_string(),
-            severity: Severity::Fatal,
-            message: format!(
-                "transaction {index} has the id of one before it in the block: it is not derived"
-            ),
-            raw_data: Vec::new(),
-            event_index: None,
-            labels: FaultLabels::only("repeated-id"),
-        });
     }
 }

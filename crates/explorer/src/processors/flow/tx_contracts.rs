@@ -1,4 +1,4 @@
-//! `tx_contracts_worker`: which contracts a transaction touched, and how; and tags that say what kinds of things it did.
+//! `tx_contracts_worker`: which contracts a transaction touched, and how, those of the EVM side too; and tags that say what kinds of things it did.
 //!
 //! It follows `token_worker`, as the reliability document wants it, and reads the same events.
 
@@ -11,19 +11,20 @@ use cairn_flow::{EventType, FlowAddress};
 use cairn_pipeline::derive::processor::{Mapper, Output, ProcessError, Processor, ServiceInfo};
 use cairn_store::derived::{Row, Value};
 
-use super::{FlowBlocks, OnceTx, moves};
+use super::{FlowBlocks, PlacedTx, moves};
 use crate::decode::flow::{
     AccountChange, ContractChange, FtKind, MAX_NAME_BYTES, account_event, contract_of, imports,
 };
 use crate::names::{TOKEN_WORKER, TX_CONTRACTS_WORKER};
 use crate::processors::Settings;
+use crate::processors::evm::{bytes as evm_bytes, tx_contracts as evm};
 use crate::tables::flow::transactions::TX_TAGS;
 use crate::tables::transactions::{TX_CONTRACTS, TxContract};
 
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_CONTRACTS_WORKER,
-    version: 3,
+    version: 4,
     upstreams: &[TOKEN_WORKER],
     tables: &[&TX_CONTRACTS, &TX_TAGS],
 };
@@ -60,10 +61,10 @@ impl Mapper for TxContractsWorker {
 
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
-        for once in decoded.once() {
-            let (index, tx) = (once.index, once.tx);
+        for placed in decoded.each() {
+            let (index, tx) = (placed.index, placed.tx);
             let mut tags: BTreeSet<&'static str> = BTreeSet::new();
-            for ((address, name), is_set) in self.touched(once, &mut tags) {
+            for ((address, name), is_set) in self.touched(placed, &mut tags) {
                 let of_contract: Vec<&str> =
                     TAGS.iter().zip(is_set).filter(|(_, is_set)| *is_set).map(|(tag, _)| *tag).collect();
                 let row = TxContract {
@@ -74,6 +75,24 @@ impl Mapper for TxContractsWorker {
                     transaction_index: index,
                     block_timestamp_ms: block.facts.timestamp_ms,
                     tags: of_contract.join(","),
+                };
+                out.row(&TX_CONTRACTS, row.to_row());
+            }
+            let mut in_evm = evm::Touched::new();
+            for one in placed.evm() {
+                evm::touch(&mut in_evm, &one.tx, &one.moves);
+                tags.extend((one.moves.count(false) > 0).then_some("ft"));
+                tags.extend((one.moves.count(true) > 0).then_some("nft"));
+            }
+            for (contract, of_contract) in in_evm {
+                let row = TxContract {
+                    block_height: block.facts.height.get(),
+                    transaction_id: super::id(tx),
+                    contract_address: evm_bytes(contract),
+                    contract_name: String::new(),
+                    transaction_index: index,
+                    block_timestamp_ms: block.facts.timestamp_ms,
+                    tags: evm::words(of_contract),
                 };
                 out.row(&TX_CONTRACTS, row.to_row());
             }
@@ -95,8 +114,8 @@ impl Mapper for TxContractsWorker {
 }
 
 impl TxContractsWorker {
-    fn touched(&self, once: OnceTx<'_>, tags: &mut BTreeSet<&'static str>) -> Touched {
-        let (tx, accounts) = (once.tx, self.blocks.network.accounts());
+    fn touched(&self, placed: PlacedTx<'_>, tags: &mut BTreeSet<&'static str>) -> Touched {
+        let (tx, accounts) = (placed.tx, self.blocks.network.accounts());
         let mut touched = Touched::new();
         let mut tag = |address: FlowAddress, name: &str, tag: usize| {
             touched.entry((address, name.to_owned())).or_default()[tag] = true;
@@ -108,6 +127,13 @@ impl TxContractsWorker {
             tags.insert("failed");
         }
         for (address, name) in imports(&tx.transaction.script) {
+            // One that runs a scheduled call has the call's id as its argument. Where it fails, no event says so.
+            if tx.is_system
+                && tx.transaction.arguments.len() == 1
+                && (address, name.as_str()) == (accounts.service, "FlowTransactionScheduler")
+            {
+                tags.insert("scheduled");
+            }
             tag(address, &name, IMPORT);
         }
         for event in &tx.events {
@@ -127,7 +153,7 @@ impl TxContractsWorker {
                 }
             }
         }
-        let moves = once.moves();
+        let moves = placed.moves();
         for moved in moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee) {
             if let Some((address, name)) = moves::contract(contract_of(&moved.token)) {
                 tag(address, name, FT);

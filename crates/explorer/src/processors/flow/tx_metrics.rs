@@ -22,7 +22,7 @@ use crate::tables::{opt, status_name};
 /// What it says of itself.
 pub static SERVICE: ServiceInfo = ServiceInfo {
     name: TX_METRICS_WORKER,
-    version: 3,
+    version: 4,
     upstreams: &[],
     tables: &[&TX_METRICS, &FLOW_TX_METRICS],
 };
@@ -51,12 +51,14 @@ impl Mapper for TxMetricsWorker {
     fn map(&self, block: &StoredBlock, out: &mut Output) -> Result<(), ProcessError> {
         let decoded = self.blocks.get(block)?;
         let amount = |number: u64| Value::Amount(U256::from(number));
-        for once in decoded.once() {
-            let (index, tx, moves) = (once.index, once.tx, once.moves());
+        for placed in decoded.each() {
+            let (index, tx, moves) = (placed.index, placed.tx, placed.moves());
             let fees = fees(&tx.events, self.blocks.network);
             // What the chain itself does is free. Elsewhere, no event: what was paid isn't known (E07).
             let paid = fees.map(|fees| fees.amount).or_else(|| tx.is_system.then_some(0));
             let computation = tx.result.computation_usage;
+            let in_evm = |is_nft| placed.evm().iter().map(|evm| evm.moves.count(is_nft)).sum::<u64>();
+            let fungible = moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee).count();
             let row = TxMetrics {
                 block_height: block.facts.height.get(),
                 transaction_id: super::id(tx),
@@ -67,9 +69,8 @@ impl Mapper for TxMetricsWorker {
                 fee: paid.map(U256::from),
                 value: None,
                 event_count: tx.events.len() as u64,
-                ft_transfer_count: moves.fungible.iter().filter(|moved| moved.kind != FtKind::Fee).count()
-                    as u64,
-                nft_transfer_count: moves.non_fungible.len() as u64,
+                ft_transfer_count: fungible as u64 + in_evm(false),
+                nft_transfer_count: moves.non_fungible.len() as u64 + in_evm(true),
             };
             if i64::try_from(computation).is_ok() {
                 out.row(&TX_METRICS, row.to_row());
@@ -79,7 +80,7 @@ impl Mapper for TxMetricsWorker {
 
             let (mut evm_count, mut evm_gas) = (0u64, U256::ZERO);
             for (executed, _) in
-                once.executions().filter_map(|(_, execution)| execution.executed.as_ref().ok())
+                placed.executions().filter_map(|(_, execution)| execution.executed.as_ref().ok())
             {
                 evm_count += 1;
                 evm_gas += U256::from(executed.gas_used);
@@ -95,7 +96,7 @@ impl Mapper for TxMetricsWorker {
                     Value::Bool(tx.is_system),
                     Value::uint(tx.result.status_code.into()),
                     opt(Some(error).filter(|error| !error.is_empty()), |error| {
-                        Value::text(clean(error, ERROR_LIMIT).text)
+                        Value::text(clean(error, ERROR_LIMIT))
                     }),
                     amount(tx.transaction.gas_limit),
                     amount(computation),

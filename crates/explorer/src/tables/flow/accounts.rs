@@ -45,7 +45,7 @@ pub static ACCOUNT_ROLES: TableDef = TableDef {
         column("is_payer", ColumnType::Bool),
         column("is_authorizer", ColumnType::Bool),
     ],
-    key: &["block_height", "address", "transaction_id"],
+    key: &["block_height", "address", "transaction_id", "transaction_index"],
     indexes: &[IndexDef { name: "by_address", columns: &["address", "block_height", "transaction_index"] }],
 };
 
@@ -69,7 +69,7 @@ pub static COA_ACCOUNTS: TableDef = TableDef {
         column("owner_rule", ColumnType::Text),
         column("resource_uuid", ColumnType::Amount).nullable(),
     ],
-    key: &["block_height", "coa_address", "transaction_id", "event_index"],
+    key: &["block_height", "coa_address", "transaction_id", "transaction_index", "event_index"],
     indexes: &[
         IndexDef {
             name: "by_coa",
@@ -102,7 +102,7 @@ pub static ACCOUNT_KEY_EVENTS: TableDef = TableDef {
         column("hash_algo", ColumnType::Amount).nullable(),
         column("weight", ColumnType::Amount).nullable(),
     ],
-    key: &["block_height", "address", "transaction_id", "event_index"],
+    key: &["block_height", "address", "transaction_id", "transaction_index", "event_index"],
     indexes: &[
         IndexDef {
             name: "by_address",

@@ -23,7 +23,7 @@ pub static CONTRACT_VERSIONS: TableDef = TableDef {
         column("change", ColumnType::Text),
         column("code_hash", ColumnType::Bytes),
     ],
-    key: &["block_height", "address", "contract_name", "transaction_id", "event_index"],
+    key: &["block_height", "address", "contract_name", "transaction_id", "transaction_index", "event_index"],
     indexes: &[
         IndexDef {
             name: "by_contract",

@@ -4,6 +4,7 @@
 //! * A system transaction has the same id in every block, so every key has the height (the schema plan's (`block_height`, id)).
 //! * `event_index` is the event's place in its transaction.
 
+pub mod account_bases;
 pub mod accounts;
 pub mod contracts;
 pub mod evm;

@@ -25,7 +25,7 @@ pub static NFT_RESOURCES: TableDef = TableDef {
         column("token_id", ColumnType::Amount).nullable(),
         column("is_destroyed", ColumnType::Bool),
     ],
-    key: &["block_height", "transaction_id", "event_index"],
+    key: &["block_height", "transaction_id", "transaction_index", "event_index"],
     indexes: &[IndexDef {
         name: "by_resource",
         columns: &["resource_uuid", "block_height", "transaction_index", "event_index"],
@@ -76,7 +76,8 @@ impl ResourceRow {
     }
 }
 
-/// An item can only be asked while it lies in an account's public collection: one row for each owner that it had. `status` is `ok` and
+/// An item can only be asked while it lies in an account's public collection: one row for each owner that it had. Items of the EVM side are asked
+/// whoever has them: one row, with an empty owner and the status that `nft_metadata` has. `status` is `ok` and
 /// `silent` (`nft_metadata` has what was said, or that nothing was), `not-held` (it didn't lie there, or not in public), `failed` (no node could be asked, or the script failed; `message` says why).
 pub static NFT_ASKS: TableDef = TableDef {
     name: "nft_asks",

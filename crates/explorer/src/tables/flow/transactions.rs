@@ -28,7 +28,7 @@ pub static FLOW_TX_METRICS: TableDef = TableDef {
         column("evm_transaction_count", ColumnType::Int),
         column("evm_gas_used", ColumnType::Amount),
     ],
-    key: &["block_height", "transaction_id"],
+    key: &["block_height", "transaction_id", "transaction_index"],
     indexes: &[],
 };
 
@@ -47,6 +47,6 @@ pub static TX_TAGS: TableDef = TableDef {
         column("transaction_index", ColumnType::Int),
         column("block_timestamp_ms", ColumnType::Int),
     ],
-    key: &["block_height", "transaction_id", "tag"],
+    key: &["block_height", "transaction_id", "transaction_index", "tag"],
     indexes: &[IndexDef { name: "by_tag", columns: &["tag", "block_height", "transaction_index"] }],
 };

@@ -52,7 +52,7 @@ pub fn scan_blocks<R: Read + Seek>(
     reader: R,
     mut on_block: impl FnMut(&BlockPlace) -> Result<()>,
 ) -> Result<()> {
-    let io = |error: std::io::Error| SourceError::Invalid(format!("{name}: {error}"));
+    let io = |error: std::io::Error| SourceError::File(format!("{name}: {error}"));
     let mut reader = BufReader::with_capacity(SCAN_BUFFER_BYTES, reader);
     let end = reader.seek(SeekFrom::End(0)).map_err(io)?;
     reader.seek(SeekFrom::Start(0)).map_err(io)?;
@@ -66,7 +66,7 @@ pub fn scan_blocks<R: Read + Seek>(
             None => "the first block".to_owned(),
         };
         let broken =
-            |problem: String| SourceError::Invalid(format!("{name}: {which} at byte {offset} {problem}"));
+            |problem: String| SourceError::File(format!("{name}: {which} at byte {offset} {problem}"));
         let block = ListHead::read(&mut reader, end - offset, MAX_BLOCK_BYTES).map_err(&broken)?;
         let head = ListHead::read(&mut reader, block.payload_bytes, MAX_HEADER_BYTES)
             .map_err(|problem| broken(format!("has a header that {problem}")))?;
@@ -75,12 +75,10 @@ pub fn scan_blocks<R: Read + Seek>(
         (&mut reader).take(head.payload_bytes).read_to_end(&mut header).map_err(io)?;
         let (parent_id, height) = parse_header(&header)
             .ok_or_else(|| broken("has a header without a parent hash and a number".to_owned()))?;
-        let linked = LinkedRef {
-            block: BlockRef { height: Height(height), id: BlockId(keccak256(&header).0) },
-            parent_id,
-        };
+        let height = Height::believable(height).map_err(|error| broken(format!("has {error}")))?;
+        let linked = LinkedRef { block: BlockRef { height, id: BlockId(keccak256(&header).0) }, parent_id };
         if let Some(before) = before {
-            if height != before.block.height.get() + 1 {
+            if height != before.block.height.next() {
                 return Err(broken(format!(
                     "has the number {height}; a chain file has no gaps and no forks"
                 )));
@@ -155,8 +153,7 @@ fn parse_header(header: &[u8]) -> Option<(BlockId, u64)> {
         string()?;
     }
     let number = alloy_rlp::decode_exact::<u64>(alloy_rlp::encode(string()?)).ok()?;
-    // The last height has no next one.
-    (number < u64::MAX).then_some((parent, number))
+    Some((parent, number))
 }
 
 /// Takes an RLP item off, with its own header.
@@ -201,7 +198,7 @@ impl BlockFile {
             offsets.push(place.offset)
         })?;
         let Some((first, last)) = ends else {
-            return Err(SourceError::Invalid(format!("{name} holds no block")));
+            return Err(SourceError::File(format!("{name} holds no block")));
         };
         offsets.push(end)?;
         Ok(BlockFile { file: SharedFile::new(name, file), offsets: offsets.finish()?, first, last })
@@ -258,7 +255,7 @@ impl BlockFile {
         let length = place.bytes.min(MAX_HEADER_BYTES + 9) as usize;
         let bytes = self.file.read(place.offset, length)?;
         let changed = || {
-            SourceError::Invalid(format!(
+            SourceError::File(format!(
                 "{} is no longer what it was: the file was changed while it was open",
                 self.describe(height, place.offset)
             ))

@@ -125,7 +125,7 @@ pub fn scan_receipts<R: Read>(
                 Some(number) => format!(" after the receipts of block {number}"),
                 None => String::new(),
             };
-            Err(SourceError::Invalid(format!(
+            Err(SourceError::File(format!(
                 "{name}: not a list of {{number, hash, receipts}}{after}: {error}"
             )))
         }
@@ -220,7 +220,7 @@ impl ReceiptSpool {
             if let Some(before) = before.replace(entry.number)
                 && entry.number <= before
             {
-                return Err(SourceError::Invalid(format!(
+                return Err(SourceError::File(format!(
                     "{name}: the receipts of block {} come after those of block {before}; they have to be in order",
                     entry.number
                 )));
@@ -270,7 +270,7 @@ impl ReceiptSpool {
                 let mut hash = [0; 32];
                 bytes
                     .try_copy_to_slice(&mut hash)
-                    .map_err(|error| SourceError::Invalid(format!("{}: {error}", self.file.name())))?;
+                    .map_err(|error| SourceError::File(format!("{}: {error}", self.file.name())))?;
                 Some(BlockId(hash))
             }
         };

@@ -41,7 +41,7 @@ impl Spooler {
         };
         let file = file.map_err(|error| {
             let dir = self.dir.clone().unwrap_or_else(std::env::temp_dir);
-            SourceError::Invalid(format!("no temporary file can be made in {}: {error}", dir.display()))
+            SourceError::File(format!("no temporary file can be made in {}: {error}", dir.display()))
         })?;
         let counted = Counted { file, used: Arc::clone(&self.used_bytes), max_bytes: self.max_bytes };
         Ok(SpoolWriter { out: BufWriter::with_capacity(BUFFER_BYTES, counted), at: 0 })
@@ -97,7 +97,7 @@ impl SpoolWriter {
 }
 
 fn spool_error(error: &io::Error) -> SourceError {
-    SourceError::Invalid(format!("writing a temporary file failed: {error}"))
+    SourceError::File(format!("writing a temporary file failed: {error}"))
 }
 
 /// A file that several tasks read, each at its own place.
@@ -122,7 +122,7 @@ impl SharedFile {
         let mut bytes = vec![0; length];
         let mut file = self.lock();
         file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(|error| {
-            SourceError::Invalid(format!("{}: reading {length} bytes at byte {offset}: {error}", self.name))
+            SourceError::File(format!("{}: reading {length} bytes at byte {offset}: {error}", self.name))
         })?;
         Ok(bytes)
     }
@@ -183,7 +183,7 @@ impl Offsets {
 
 /// Whether the file begins as gzip does; leaves it at its start.
 pub(super) fn is_gzip(path: &Path, file: &mut File) -> Result<bool> {
-    let error = |error: io::Error| SourceError::Invalid(format!("{}: {error}", path.display()));
+    let error = |error: io::Error| SourceError::File(format!("{}: {error}", path.display()));
     let mut magic = [0; 2];
     let mut filled = 0;
     while filled < magic.len() {
@@ -207,7 +207,7 @@ pub(super) fn unpack(path: &Path, file: File, spooler: &Spooler) -> Result<File>
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
-                return Err(SourceError::Invalid(format!(
+                return Err(SourceError::File(format!(
                     "{} is damaged gzip: {error} (after {} unpacked bytes)",
                     path.display(),
                     to.position()

@@ -21,7 +21,7 @@ fn suite() -> Option<PathBuf> {
         return Some(dir);
     }
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{} is not there", dir.display());
-    eprintln!(
+    println!(
         "not run: {} is not there; it is the folder `tests` of github.com/ethereum/execution-apis",
         dir.display()
     );
@@ -58,8 +58,9 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 /// Blocks without transactions from height `first` on, each with its own RLP.
 fn empty_blocks(first: u64, count: u64) -> Vec<Vec<u8>> {
     let mut parent_hash = B256::repeat_byte(9);
-    (first..first + count)
-        .map(|number| {
+    (0..count)
+        .map(|at| {
+            let number = first + at;
             let header = Header {
                 number,
                 parent_hash,
@@ -104,6 +105,15 @@ async fn refusal(options: FileSourceOptions) -> String {
     match ChainFile::open(options).await {
         Ok(source) => all(&source).await.expect_err("refused").to_string(),
         Err(error) => error.to_string(),
+    }
+}
+
+#[tokio::test]
+async fn a_file_with_a_height_that_no_chain_has_is_refused() {
+    let dir = Dir::new();
+    for height in [u64::MAX, u64::MAX - 1, 1 << 63] {
+        let said = refusal(dir.chain(empty_blocks(height, 1).concat())).await;
+        assert!(said.contains(&height.to_string()) && said.contains("no chain has"), "{said}");
     }
 }
 

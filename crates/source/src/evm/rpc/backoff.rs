@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 /// Exponential pauses with jitter from a seed.
 #[derive(Debug, Clone)]

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::classify::ErrorClass;
 use super::config::RpcLimits;
 
 /// Answers at the learned ceiling before a wider batch is tried again.
@@ -39,6 +40,15 @@ impl Kind {
             Kind::Trace => "trace",
         }
     }
+}
+
+/// A batch that was cut because it failed.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// How many items it had.
+    pub items: usize,
+    /// How it failed.
+    pub class: ErrorClass,
 }
 
 #[derive(Debug)]
@@ -126,6 +136,14 @@ impl Width {
             state.answers_at_ceiling = 0;
         }
         state.items = state.items.min((items / 2).max(1));
+    }
+
+    /// A part of a batch that failed was answered: the whole was too wide. Where it may have failed because of the moment, no ceiling is remembered.
+    pub fn was_cut(&self, cut: Cut) {
+        match cut.class {
+            ErrorClass::RateLimited => self.too_slow(cut.items),
+            ErrorClass::TooWide | ErrorClass::Transient | ErrorClass::Refused => self.too_wide(cut.items),
+        }
     }
 
     /// A batch of `items` took too long.

@@ -3,10 +3,10 @@
 //! A table of rules on (HTTP status, JSON-RPC code, text); the first that matches decides. Configured rules come first. What
 //! no rule knows is transient: it is tried again a bounded number of times.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What to do about an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorClass {
     /// Too much was asked at once: ask for strictly less.
@@ -15,8 +15,8 @@ pub enum ErrorClass {
     RateLimited,
     /// Worth another try.
     Transient,
-    /// This endpoint will never answer this.
-    Permanent,
+    /// This endpoint refuses: ask in another way, or another endpoint, or the same again much later.
+    Refused,
 }
 
 impl ErrorClass {
@@ -26,7 +26,7 @@ impl ErrorClass {
             ErrorClass::TooWide => "too-wide",
             ErrorClass::RateLimited => "rate-limited",
             ErrorClass::Transient => "transient",
-            ErrorClass::Permanent => "permanent",
+            ErrorClass::Refused => "refused",
         }
     }
 }
@@ -46,6 +46,8 @@ pub enum Hint {
     StateMissing,
     /// The endpoint as a whole refuses us: wrong key, wrong path.
     Refused,
+    /// Nothing was sent: the endpoint pauses for longer than the caller waits.
+    Away,
 }
 
 /// What is known of an error.
@@ -60,17 +62,17 @@ pub struct Symptom<'a> {
 }
 
 /// A rule of one's own: all conditions that are set must hold.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ErrorRule {
     /// The HTTP status.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
     /// The JSON-RPC error code.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i64>,
     /// A part of the message, in any letter case.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contains: Option<String>,
     /// What it means.
     pub class: ErrorClass,
@@ -97,7 +99,7 @@ const fn on_code(code: i64, class: ErrorClass, hint: Hint) -> Rule {
     Rule { http_status: None, code: Some(code), any_of: &[], class, hint }
 }
 
-use ErrorClass::{Permanent, RateLimited, TooWide, Transient};
+use ErrorClass::{RateLimited, Refused, TooWide, Transient};
 
 /// Texts are in lower case. Order matters: quotas before widths (a quota mentions "exceeded" too), texts before codes and
 /// statuses (a code means different things at different providers).
@@ -153,7 +155,7 @@ const RULES: &[Rule] = &[
             "method is disabled",
             "method disabled",
         ],
-        Permanent,
+        Refused,
         Hint::MethodMissing,
     ),
     on_text(
@@ -168,10 +170,10 @@ const RULES: &[Rule] = &[
             "old data not available",
             "required historical",
         ],
-        Permanent,
+        Refused,
         Hint::StateMissing,
     ),
-    on_code(4444, Permanent, Hint::StateMissing),
+    on_code(4444, Refused, Hint::StateMissing),
     on_text(
         &[
             "block not found",
@@ -196,7 +198,7 @@ const RULES: &[Rule] = &[
     // Parameters: a hash where a number is expected is "too large to fit", which is no width.
     on_text(
         &["to fit in", "too large to fit", "> 64 bits", "invalid argument", "invalid params"],
-        Permanent,
+        Refused,
         Hint::None,
     ),
     // Widths.
@@ -254,7 +256,7 @@ const RULES: &[Rule] = &[
         Hint::TimedOut,
     ),
     // Codes.
-    on_code(-32601, Permanent, Hint::MethodMissing),
+    on_code(-32601, Refused, Hint::MethodMissing),
     on_code(-32005, RateLimited, Hint::None),
     on_code(-32016, RateLimited, Hint::None),
     on_code(-32029, RateLimited, Hint::None),
@@ -266,32 +268,32 @@ const RULES: &[Rule] = &[
     on_code(-32614, TooWide, Hint::None),
     on_code(-32003, TooWide, Hint::None),
     on_code(-32002, Transient, Hint::TimedOut),
-    on_code(-32004, Permanent, Hint::MethodMissing),
+    on_code(-32004, Refused, Hint::MethodMissing),
     // Statuses that say more than a general code does.
     on_status(429, RateLimited, Hint::None),
     on_status(503, RateLimited, Hint::None),
     on_status(413, TooWide, Hint::None),
     on_status(431, TooWide, Hint::None),
-    on_status(401, Permanent, Hint::Refused),
-    on_status(402, Permanent, Hint::Refused),
-    on_status(403, Permanent, Hint::Refused),
-    on_status(404, Permanent, Hint::Refused),
-    on_status(405, Permanent, Hint::Refused),
-    on_status(410, Permanent, Hint::Refused),
+    on_status(401, Refused, Hint::Refused),
+    on_status(402, Refused, Hint::Refused),
+    on_status(403, Refused, Hint::Refused),
+    on_status(404, Refused, Hint::Refused),
+    on_status(405, Refused, Hint::Refused),
+    on_status(410, Refused, Hint::Refused),
     on_status(408, Transient, Hint::TimedOut),
     on_status(504, Transient, Hint::TimedOut),
     on_status(522, Transient, Hint::TimedOut),
     on_status(524, Transient, Hint::TimedOut),
     // Codes that say little.
-    on_code(-32600, Permanent, Hint::None),
-    on_code(-32602, Permanent, Hint::None),
+    on_code(-32600, Refused, Hint::None),
+    on_code(-32602, Refused, Hint::None),
     on_code(-32603, Transient, Hint::None),
-    on_code(-32700, Permanent, Hint::None),
+    on_code(-32700, Refused, Hint::None),
     // A redirect is never followed: it would take the key somewhere else.
-    on_status(301, Permanent, Hint::Refused),
-    on_status(302, Permanent, Hint::Refused),
-    on_status(307, Permanent, Hint::Refused),
-    on_status(308, Permanent, Hint::Refused),
+    on_status(301, Refused, Hint::Refused),
+    on_status(302, Refused, Hint::Refused),
+    on_status(307, Refused, Hint::Refused),
+    on_status(308, Refused, Hint::Refused),
 ];
 
 /// Decides what errors mean.
@@ -398,15 +400,15 @@ mod tests {
             (500, None, "oops", Transient),
             (502, None, "Bad Gateway", Transient),
             (504, None, "Gateway Timeout", Transient),
-            (200, Some(-32601), "the method eth_getBlockReceipts does not exist/is not available", Permanent),
-            (200, Some(-32600), "Unsupported method: eth_getBlockReceipts", Permanent),
-            (200, Some(-32602), "invalid argument 0: hex string without 0x prefix", Permanent),
-            (200, Some(-32602), "number too large to fit in target type", Permanent),
-            (200, Some(4444), "pruned history unavailable", Permanent),
-            (200, Some(-32000), "missing trie node 1234", Permanent),
-            (401, None, "Must be authenticated!", Permanent),
-            (404, None, "not here", Permanent),
-            (307, None, "", Permanent),
+            (200, Some(-32601), "the method eth_getBlockReceipts does not exist/is not available", Refused),
+            (200, Some(-32600), "Unsupported method: eth_getBlockReceipts", Refused),
+            (200, Some(-32602), "invalid argument 0: hex string without 0x prefix", Refused),
+            (200, Some(-32602), "number too large to fit in target type", Refused),
+            (200, Some(4444), "pruned history unavailable", Refused),
+            (200, Some(-32000), "missing trie node 1234", Refused),
+            (401, None, "Must be authenticated!", Refused),
+            (404, None, "not here", Refused),
+            (307, None, "", Refused),
         ];
         for (status, code, text, expected) in table {
             assert_eq!(class(*status, *code, text), *expected, "{status} {code:?} {text}");
@@ -419,12 +421,12 @@ mod tests {
             http_status: None,
             code: Some(-32603),
             contains: Some("Cows".into()),
-            class: Permanent,
+            class: Refused,
         };
         let classifier = Classifier::new(&[own]);
         let classify =
             |text| classifier.classify(Symptom { http_status: Some(200), code: Some(-32603), text }).0;
-        assert_eq!(classify("too many cows"), Permanent);
+        assert_eq!(classify("too many cows"), Refused);
         assert_eq!(classify("Internal error"), Transient);
     }
 

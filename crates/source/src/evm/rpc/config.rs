@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cairn_core::{ChainId, Clock, SystemClock};
 use cairn_evm::ChainProfile;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::classify::ErrorRule;
@@ -51,9 +52,11 @@ impl Default for FinalityPolicy {
 ///
 /// Memory: one call of `blocks` holds at most `free_response_bytes` of answers, and one call at a time may hold more, up to twice `max_response_bytes`
 /// (a block's JSON and its receipts' JSON). At most the sum of `max_in_flight` calls run at once.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct RpcLimits {
-    /// Calls in one JSON-RPC batch, at most. 1 turns batches off.
+    /// Calls in one JSON-RPC batch, at most. 1 turns batches off. Configured by `chain.batch_max`.
+    #[serde(skip, default = "max_batch_items")]
     pub max_batch_items: usize,
     /// Calls in the first batches, before anything is known of the endpoint.
     pub initial_batch_items: usize,
@@ -65,6 +68,8 @@ pub struct RpcLimits {
     pub max_response_bytes: u64,
     /// The blocks that one call of `blocks` returns: it stops asking for more once their size passes this.
     pub max_answer_bytes: u64,
+    /// Calls that one endpoint is sent a second, evenly; a batch counts as its calls. 0: as many as it takes.
+    pub requests_per_s: u32,
     /// Requests in flight at one endpoint, at most.
     pub max_in_flight: usize,
     /// Requests in flight at one endpoint, before anything is known of it.
@@ -74,6 +79,8 @@ pub struct RpcLimits {
     /// To establish a connection.
     pub connect_timeout_ms: u64,
     /// Between two pieces of an answer's body.
+    ///
+    /// While an answer doesn't begin, the node is asked for `eth_chainId` after a quarter of it.
     pub idle_timeout_ms: u64,
     /// From sending a request to the last byte of its answer.
     pub request_timeout_ms: u64,
@@ -102,15 +109,54 @@ pub struct RpcLimits {
     pub ws_max_message_bytes: usize,
 }
 
+fn max_batch_items() -> usize {
+    64
+}
+
+impl RpcLimits {
+    /// Refuses limits with which nothing could be asked; says which, and what it must be.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("initial_batch_items", self.initial_batch_items as u64),
+            ("target_response_bytes", self.target_response_bytes),
+            ("free_response_bytes", self.free_response_bytes),
+            ("max_response_bytes", self.max_response_bytes),
+            ("max_answer_bytes", self.max_answer_bytes),
+            ("max_in_flight", self.max_in_flight as u64),
+            ("initial_in_flight", self.initial_in_flight as u64),
+            ("parallel_batches", self.parallel_batches as u64),
+            ("connect_timeout_ms", self.connect_timeout_ms),
+            ("idle_timeout_ms", self.idle_timeout_ms),
+            ("request_timeout_ms", self.request_timeout_ms),
+            ("attempts_per_endpoint", u64::from(self.attempts_per_endpoint)),
+            ("backoff_initial_ms", self.backoff_initial_ms),
+            ("breaker_failures", u64::from(self.breaker_failures)),
+            ("ws_silence_ms", self.ws_silence_ms),
+            ("ws_max_message_bytes", self.ws_max_message_bytes as u64),
+        ];
+        if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name} must be at least 1"));
+        }
+        if self.backoff_max_ms < self.backoff_initial_ms {
+            return Err(format!(
+                "backoff_max_ms {} is below backoff_initial_ms {}",
+                self.backoff_max_ms, self.backoff_initial_ms
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl Default for RpcLimits {
     fn default() -> Self {
         RpcLimits {
-            max_batch_items: 64,
+            max_batch_items: max_batch_items(),
             initial_batch_items: 8,
             target_response_bytes: 4 << 20,
             free_response_bytes: 12 << 20,
             max_response_bytes: 256 << 20,
             max_answer_bytes: 32 << 20,
+            requests_per_s: 0,
             max_in_flight: 16,
             initial_in_flight: 4,
             parallel_batches: 4,
@@ -119,8 +165,8 @@ impl Default for RpcLimits {
             request_timeout_ms: 120_000,
             attempts_per_endpoint: 4,
             backoff_initial_ms: 250,
-            backoff_max_ms: 30_000,
-            retry_after_max_ms: 120_000,
+            backoff_max_ms: 10_000,
+            retry_after_max_ms: 60_000,
             max_wait_ms: 30_000,
             breaker_failures: 5,
             not_yet_attempts: 3,
@@ -150,6 +196,8 @@ pub struct RpcConfig {
     pub traces: bool,
     /// Headers for every request (an `Authorization`, say). Values are secrets.
     pub headers: Vec<(String, String)>,
+    /// The same for single endpoints, by `HOST:PORT` or `HOST`; they win over those of all.
+    pub headers_of: Vec<(String, Vec<(String, String)>)>,
     /// Sizes, counts and times.
     pub limits: RpcLimits,
     /// Rules for errors that come before the built-in ones.
@@ -171,12 +219,33 @@ impl RpcConfig {
             profile: ChainProfile::default(),
             traces: false,
             headers: Vec::new(),
+            headers_of: Vec::new(),
             limits: RpcLimits::default(),
             error_rules: Vec::new(),
             seed: std::hash::RandomState::new().build_hasher().finish(),
             clock: Arc::new(SystemClock),
         }
     }
+}
+
+impl RpcConfig {
+    /// The headers of requests to `url`.
+    pub fn headers_for(&self, url: &Url) -> Vec<(String, String)> {
+        let own =
+            self.headers_of.iter().filter(|(place, _)| is_at(place, url)).flat_map(|(_, headers)| headers);
+        let own: Vec<(String, String)> = own.cloned().collect();
+        let is_own = |name: &str| own.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
+        let shared: Vec<_> = self.headers.iter().filter(|(name, _)| !is_own(name)).cloned().collect();
+        shared.into_iter().chain(own).collect()
+    }
+}
+
+/// Whether `place`, `HOST:PORT` or `HOST`, is where `url` leads.
+pub fn is_at(place: &str, url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let with_port = url.port_or_known_default().map(|port| format!("{host}:{port}"));
+    place.eq_ignore_ascii_case(host)
+        || with_port.is_some_and(|with_port| place.eq_ignore_ascii_case(&with_port))
 }
 
 impl fmt::Debug for RpcConfig {

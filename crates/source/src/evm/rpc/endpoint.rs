@@ -2,8 +2,8 @@
 
 mod answer;
 mod calls;
+mod ways;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,10 +22,15 @@ use super::meters::{LogGate, Meters};
 use super::redact::EndpointName;
 use super::transport::Transport;
 use super::wire::Call;
+use crate::pace::Pace;
 use crate::{Result, SourceError};
+use ways::Avoided;
+pub use ways::{Way, Ways};
 
 /// One warning about failures per endpoint in this time.
 const LOG_EVERY_MS: u64 = 10_000;
+/// One about broken texts per endpoint in this time.
+const BROKEN_LOG_EVERY_MS: u64 = 600_000;
 /// What a node answers for what it doesn't have.
 const NULL: &[u8] = b"null";
 
@@ -53,6 +58,10 @@ pub struct CallError {
     pub retry_after_ms: Option<u64>,
     /// Whether it is a JSON-RPC error, rather than one of the way there.
     pub answered: bool,
+    /// The method that was called.
+    pub method: &'static str,
+    /// The height of the block that the call was about.
+    pub height: Option<Height>,
 }
 
 impl CallError {
@@ -64,6 +73,21 @@ impl CallError {
             message: message.into(),
             retry_after_ms: None,
             answered: false,
+            method: "",
+            height: None,
+        }
+    }
+
+    /// The same, of this call.
+    pub fn of(self, call: &Call) -> CallError {
+        CallError { method: call.method, height: call.height, ..self }
+    }
+
+    /// The method and the server's words.
+    pub fn words(&self) -> String {
+        match self.method {
+            "" => self.message.clone(),
+            method => format!("{method}: {}", self.message),
         }
     }
 }
@@ -77,25 +101,6 @@ pub struct Patience {
     pub max_wait: Duration,
 }
 
-/// Things that some nodes lack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Feature {
-    /// `eth_getBlockReceipts` with a block hash.
-    ReceiptsByHash,
-    /// `eth_getBlockReceipts`.
-    BlockReceipts,
-    /// `debug_getRawTransaction`.
-    DebugRawTransaction,
-    /// `eth_getRawTransactionByHash`.
-    EthRawTransaction,
-    /// `debug_traceBlockByHash`.
-    Traces,
-    /// The `safe` tag.
-    SafeTag,
-    /// The `finalized` tag.
-    FinalizedTag,
-}
-
 /// An endpoint and what is known of it.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -107,11 +112,12 @@ pub struct Endpoint {
     pub meters: Meters,
     transport: Transport,
     limiter: Arc<Limiter>,
+    pace: Pace,
     classifier: Arc<Classifier>,
     widths: [Width; Kind::COUNT],
     limits: RpcLimits,
     backoff: Mutex<Backoff>,
-    lacks: Mutex<HashMap<Feature, Instant>>,
+    ways: Ways,
     /// The newest height that it announced, plus one; 0: none yet.
     head: AtomicU64,
     chain_checked: AtomicBool,
@@ -120,7 +126,10 @@ pub struct Endpoint {
     wrong_chain: Mutex<Option<ChainId>>,
     /// Until when the caller doesn't want its answers, where another endpoint has one.
     distrusted_until: Mutex<Option<Instant>>,
+    /// What it said when a request failed last.
+    last_failure: Mutex<Option<String>>,
     log: LogGate,
+    broken_log: LogGate,
 }
 
 impl Endpoint {
@@ -138,15 +147,18 @@ impl Endpoint {
         Endpoint {
             meters: Meters::new(&name),
             limiter: Limiter::new(limits, seed),
+            pace: Pace::new(limits.requests_per_s),
             widths: std::array::from_fn(|_| Width::new(limits)),
             backoff: Mutex::new(Backoff::new(limits.backoff_initial_ms, limits.backoff_max_ms, !seed)),
-            lacks: Mutex::new(HashMap::new()),
+            ways: Ways::new(Duration::from_millis(limits.capability_memory_ms)),
             head: AtomicU64::new(0),
             chain_checked: AtomicBool::new(false),
             chain_asked: tokio::sync::Mutex::new(()),
             wrong_chain: Mutex::new(None),
             distrusted_until: Mutex::new(None),
+            last_failure: Mutex::new(None),
             log: LogGate::new(LOG_EVERY_MS),
+            broken_log: LogGate::new(BROKEN_LOG_EVERY_MS),
             limits: limits.clone(),
             index,
             name,
@@ -165,6 +177,13 @@ impl Endpoint {
         format!("{}: {}", self.name, self.limiter.bound_by())
     }
 
+    /// Why it takes no requests now, for people.
+    fn away(&self) -> String {
+        let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = last.as_ref().map(|last| format!("; it failed last with: {last}")).unwrap_or_default();
+        format!("it is {}{last}", self.limiter.bound_by())
+    }
+
     /// The learned width of batches of a kind.
     pub fn width(&self, kind: Kind) -> &Width {
         &self.widths[kind as usize]
@@ -180,19 +199,34 @@ impl Endpoint {
         self.head.store(height.get().saturating_add(1), Ordering::Release);
     }
 
-    /// Whether it was found to lack a feature, not too long ago.
-    pub fn lacks(&self, feature: Feature) -> bool {
-        let lacks = self.lacks.lock().unwrap_or_else(PoisonError::into_inner);
-        lacks
-            .get(&feature)
-            .is_some_and(|since| since.elapsed() < Duration::from_millis(self.limits.capability_memory_ms))
+    /// Which ways of asking it has.
+    pub fn ways(&self) -> &Ways {
+        &self.ways
     }
 
-    /// It lacks a feature.
-    pub fn note_lack(&self, feature: Feature) {
-        let mut lacks = self.lacks.lock().unwrap_or_else(PoisonError::into_inner);
-        if lacks.insert(feature, Instant::now()).is_none() {
-            tracing::info!(endpoint = %self.name, ?feature, "the node lacks this; using the next best way");
+    /// A way of asking failed where the next one worked, or where nothing else is left.
+    pub fn note_failed(&self, way: Way, error: &str) {
+        self.log_avoided(way, self.ways.failed(way), error);
+    }
+
+    /// A call failed for this reason: the way is missing, or fails for now.
+    pub fn note(&self, way: Way, error: &CallError) {
+        let avoided = match error.hint {
+            // It was not asked.
+            Hint::Away => return,
+            Hint::MethodMissing => self.ways.missing(way),
+            _ => self.ways.failed(way),
+        };
+        self.log_avoided(way, avoided, &error.words());
+    }
+
+    fn log_avoided(&self, way: Way, avoided: Option<Avoided>, error: &str) {
+        let Some(Avoided { time, again }) = avoided else { return };
+        let again_after_s = time.as_secs();
+        if again {
+            tracing::debug!(endpoint = %self.name, ?way, error, again_after_s, "a way of asking fails still");
+        } else {
+            tracing::warn!(endpoint = %self.name, ?way, error, again_after_s, "{}", way.consequence());
         }
     }
 
@@ -260,14 +294,18 @@ impl Endpoint {
     /// A call's error as the source's, with the endpoint's name.
     pub fn error(&self, error: CallError) -> SourceError {
         let endpoint = self.name.to_string();
-        let message = error.message;
-        match error.class {
+        let message = error.words();
+        let failure = match error.class {
             ErrorClass::TooWide => SourceError::TooWide { endpoint, message },
             ErrorClass::RateLimited => {
                 SourceError::RateLimited { endpoint, message, retry_after_ms: error.retry_after_ms }
             }
             ErrorClass::Transient => SourceError::Transient { endpoint, message },
-            ErrorClass::Permanent => SourceError::Permanent { endpoint, message },
+            ErrorClass::Refused => SourceError::Refused { endpoint, message },
+        };
+        match error.height {
+            Some(height) => failure.at(height),
+            None => failure,
         }
     }
 }

@@ -3,9 +3,12 @@
 //! **Order.** Blocks by number in batches; the prefix that links; their receipts, asked for by block hash, so that they can't be those of
 //! another fork; raw bytes of transactions of unknown type; traces. All of one block comes from one endpoint.
 //!
-//! **Ways around.** What a node refuses is asked for in the next narrower way: receipts by hash, by number (each must name the
-//! block), one by one; an oversized block as header and single transactions; its traces one by one. Never more heights than were asked for
-//! (E13, E14).
+//! **Ways around.** What a node can't give, whatever it says instead, is asked for in the next narrower way after the usual tries: receipts by hash, by number
+//! (each must name the block), one by one; a block as header and single transactions; its traces one by one. The endpoint remembers which way failed
+//! ([`Way`]). Never more heights than were asked for (E13, E14).
+//!
+//! **Optional data.** Call traces and bytes of transactions of unknown type never hold up a block. A block without them is taken where no other endpoint has
+//! them, and is marked.
 //!
 //! **Absence.** Null for a height that the endpoint announced, and receipts that don't cover the block, are asked for again a few times (E01,
 //! E03). Only what stands at the front is waited for: a shorter answer is better than a late one.
@@ -26,9 +29,9 @@ use cairn_core::{Height, HeightRange, RawBlock};
 use cairn_evm::ChainProfile;
 
 use super::batch::Kind;
-use super::classify::ErrorClass;
+use super::classify::Hint;
 use super::config::RpcLimits;
-use super::endpoint::{CallError, Endpoint, Patience, is_null};
+use super::endpoint::{CallError, Endpoint, Patience, Way, is_null};
 use super::memory::CallMemory;
 use super::outline::{self, Outline};
 use super::wire::{Call, json_text, quantity};
@@ -41,7 +44,8 @@ use beside::Beside;
 pub enum Stop {
     /// The endpoint doesn't have the next one yet.
     NotYet,
-    /// The last block's bloom says that there are logs, and there are none, also when asked again: only good if nobody knows better.
+    /// The block lacks something: its bloom says that there are logs, and there are none, also when asked again; or optional data failed. Only good if nobody
+    /// knows better.
     Doubtful,
     /// The next one failed.
     Failed(SourceError),
@@ -104,26 +108,28 @@ impl Fetch<'_> {
             Err(stop) => return Part::none(stop),
         };
         bodies.truncate(receipts.len());
-        let beside = async {
-            let raw_transactions = self.raw_transactions(&bodies).await?;
-            let ommers = self.ommers(&bodies).await?;
-            let traces = self.traces(&bodies).await?;
-            let whole = ommers.len().min(traces.len());
-            let beside = raw_transactions.into_iter().zip(ommers).zip(traces);
-            Ok((
-                whole,
-                beside
-                    .map(|((raw_transactions, ommers), traces)| Beside { raw_transactions, ommers, traces })
-                    .collect(),
-            ))
-        };
-        let (whole, beside) = match beside.await {
-            Ok(beside) => beside,
+        let ommers = match self.ommers(&bodies).await {
+            Ok(ommers) => ommers,
             Err(error) => return Part::none(Stop::Failed(error)),
         };
-        bodies.truncate(whole);
+        bodies.truncate(ommers.len());
+        let (raw_transactions, raw_failed) = self.raw_transactions(&bodies).await;
+        bodies.truncate(raw_transactions.len());
+        let (traces, traces_failed) = self.traces(&bodies).await;
+        bodies.truncate(traces.len());
+        let beside: Vec<Beside> = raw_transactions
+            .into_iter()
+            .zip(ommers)
+            .zip(traces)
+            .map(|((raw_transactions, ommers), traces)| Beside { raw_transactions, ommers, traces })
+            .collect();
+        // What failed is lacking of the first block: the others are asked for again.
+        let lacks = raw_failed || traces_failed;
+        if lacks {
+            bodies.truncate(1);
+        }
         let mut part = self.assemble(bodies, receipts, beside).await;
-        if part.stop.is_none() && doubtful {
+        if part.stop.is_none() && (doubtful || lacks) {
             part.stop = Some(Stop::Doubtful);
         }
         part
@@ -134,12 +140,19 @@ impl Fetch<'_> {
         let mut ask = range;
         for attempt in 0..=self.limits.not_yet_attempts {
             self.pause_before(attempt).await;
+            let ways = self.endpoint.ways();
+            if ways.avoids(Way::WholeBlock) {
+                return Ok(vec![self.narrow_body(range.start()).await?]);
+            }
             let calls: Vec<Call> = ask
                 .iter()
-                .map(|height| Call::new("eth_getBlockByNumber", &[&quantity(height.get()), "true"]))
+                .map(|height| {
+                    Call::new("eth_getBlockByNumber", &[&quantity(height.get()), "true"]).about(height)
+                })
                 .collect();
+            let patience = self.patience_with(Way::WholeBlock);
             let mut results =
-                self.endpoint.call_many(Kind::Block, &calls, self.patience, self.memory).await.into_iter();
+                self.endpoint.call_many(Kind::Block, &calls, patience, self.memory).await.into_iter();
             let Some(first) = results.next() else { return Err(Stop::NotYet) };
             match first {
                 Ok(block) if is_null(&block) => {
@@ -153,15 +166,44 @@ impl Fetch<'_> {
                     let texts: Vec<Bytes> = std::iter::once(first)
                         .chain(results.map_while(|result| result.ok().filter(|block| !is_null(block))))
                         .collect();
-                    return self.outlines(range, texts).await;
+                    return match self.outlines(range, texts).await {
+                        Err(Stop::Failed(error)) => match self.narrow_body(range.start()).await {
+                            Ok(body) => {
+                                self.endpoint.note_failed(Way::WholeBlock, &error.to_string());
+                                Ok(vec![body])
+                            }
+                            Err(_) => Err(Stop::Failed(error)),
+                        },
+                        read => read.inspect(|_| ways.worked(Way::WholeBlock)),
+                    };
                 }
-                Err(error) if error.class == ErrorClass::TooWide => {
-                    return Ok(vec![self.narrow_body(range.start(), error).await?]);
+                Err(error) if error.hint == Hint::Away => {
+                    return Err(Stop::Failed(self.endpoint.error(error)));
                 }
-                Err(error) => return Err(Stop::Failed(self.endpoint.error(error))),
+                Err(error) => {
+                    return match self.narrow_body(range.start()).await {
+                        Ok(body) => {
+                            self.endpoint.note(Way::WholeBlock, &error);
+                            Ok(vec![body])
+                        }
+                        Err(Stop::NotYet) => Err(Stop::NotYet),
+                        Err(stop) => {
+                            tracing::debug!(endpoint = %self.endpoint.name, height = %range.start(), ?stop, "the narrow way fails too");
+                            Err(Stop::Failed(self.endpoint.error(error)))
+                        }
+                    };
+                }
             }
         }
         Err(Stop::NotYet)
+    }
+
+    /// One try is enough of a way that failed the last time: a narrower one is there.
+    fn patience_with(&self, way: Way) -> Patience {
+        match self.endpoint.ways().doubts(way) {
+            true => Patience { attempts: 1, ..self.patience },
+            false => self.patience,
+        }
     }
 
     /// Reads the outlines of blocks and keeps those that link.
@@ -190,10 +232,10 @@ impl Fetch<'_> {
         }
     }
 
-    /// A block that is too large for one answer: its header, then its transactions one by one, by block hash.
-    async fn narrow_body(&self, height: Height, whole: CallError) -> Result<Body, Stop> {
+    /// A block that can't be had in one answer: its header, then its transactions one by one, by block hash.
+    async fn narrow_body(&self, height: Height) -> Result<Body, Stop> {
         let failed = |error: CallError| Stop::Failed(self.endpoint.error(error));
-        let call = Call::new("eth_getBlockByNumber", &[&quantity(height.get()), "false"]);
+        let call = Call::new("eth_getBlockByNumber", &[&quantity(height.get()), "false"]).about(height);
         let header =
             self.endpoint.call(Kind::Header, call, self.patience, self.memory).await.map_err(Stop::Failed)?;
         if is_null(&header) {
@@ -208,13 +250,11 @@ impl Fetch<'_> {
                 format!("got height {}", outline.height),
             )));
         }
-        if outline.txs.is_empty() {
-            // Nothing to ask for piece by piece: it is too large as it is.
-            return Err(failed(whole));
-        }
         let hash = json_text(&outline.id);
         let calls: Vec<Call> = (0..outline.txs.len() as u64)
-            .map(|index| Call::new("eth_getTransactionByBlockHashAndIndex", &[&hash, &quantity(index)]))
+            .map(|index| {
+                Call::new("eth_getTransactionByBlockHashAndIndex", &[&hash, &quantity(index)]).about(height)
+            })
             .collect();
         let mut transactions = Vec::with_capacity(calls.len());
         let mut types = Vec::with_capacity(calls.len());

@@ -4,11 +4,15 @@
 //! that is at most [`MAX_LAG_HEIGHTS`] behind the highest, and not behind what was answered before. The leader is then asked first for headers and blocks, so
 //! an announced head is one that the endpoint asked for blocks can serve.
 //!
+//! **Tags.** `safe` and `finalized` are asked for with the first look at an endpoint, and again once its head is another one: between two heads they
+//! don't move.
+//!
 //! **Lag.** A lower head of another endpoint is lag, and shows in a metric. The answer goes back only when every endpoint that takes requests says so.
 //! When the endpoint that announced the last answer doesn't answer this time, that answer holds for [`HEAD_MEMORY`].
 //!
 //! **Finality.** See [`FinalityPolicy`]. Never above `latest`, never lower than answered before (unless `latest` itself fell below it).
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,7 +26,7 @@ use tokio::time::Instant;
 use super::batch::Kind;
 use super::classify::{ErrorClass, Hint};
 use super::config::FinalityPolicy;
-use super::endpoint::{CallError, Endpoint, Feature, Patience, is_null};
+use super::endpoint::{CallError, Endpoint, Patience, Way, is_null};
 use super::limiter::Readiness;
 use super::memory::CallMemory;
 use super::pool::{Pool, worst_last};
@@ -43,6 +47,8 @@ pub struct HeadMemory {
     finalized: Option<BlockRef>,
     /// Whether the chain has ever answered the tag.
     tag_seen: bool,
+    /// What each endpoint said last, by its place.
+    tips: HashMap<usize, Tip>,
 }
 
 /// What a tag gave.
@@ -56,7 +62,7 @@ enum Tag {
 }
 
 /// One endpoint's tip.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tip {
     latest: LinkedRef,
     safe: Tag,
@@ -67,7 +73,13 @@ impl Pool {
     /// The tip; see the module's text.
     pub async fn heads(&self, policy: FinalityPolicy, memory: &mut HeadMemory) -> Result<Heads> {
         let call_memory = self.memory.call();
-        let (tips, failure, all_answered) = self.ask_all(policy, &call_memory).await;
+        let (tips, failure, all_answered) = self.ask_all(policy, &memory.tips, &call_memory).await;
+        let mut unchanged = HashSet::new();
+        for (endpoint, tip) in &tips {
+            if memory.tips.insert(endpoint.index, *tip) == Some(*tip) {
+                unchanged.insert(endpoint.index);
+            }
+        }
         let Some(highest) = tips.iter().map(|(_, tip)| tip.latest.block.height).max() else {
             return Err(failure.unwrap_or_else(|| SourceError::Invalid("no endpoint is configured".into())));
         };
@@ -97,6 +109,16 @@ impl Pool {
         };
         self.leader.store(endpoint.index, Ordering::Release);
         let latest = tip.latest;
+        // The same words of the same endpoint: what is final by depth isn't asked for again either.
+        if let Some((last, leader, when)) = &mut memory.last
+            && unchanged.contains(&endpoint.index)
+            && *leader == endpoint.index
+            && last.latest == latest
+            && last.finalized.is_some()
+        {
+            *when = Instant::now();
+            return Ok(*last);
+        }
         let not_above = |tag: Tag| match tag {
             Tag::Found(block) if block.height <= latest.block.height => Some(block),
             _ => None,
@@ -118,6 +140,7 @@ impl Pool {
     async fn ask_all(
         &self,
         policy: FinalityPolicy,
+        before: &HashMap<usize, Tip>,
         memory: &Arc<CallMemory>,
     ) -> (Vec<(Arc<Endpoint>, Tip)>, Option<SourceError>, bool) {
         let order = self.order(None);
@@ -137,7 +160,8 @@ impl Pool {
         let mut asking: FuturesUnordered<_> = asked
             .into_iter()
             .map(|endpoint| async move {
-                let tip = self.ask_tip(&endpoint, policy, patience, memory).await;
+                let before = before.get(&endpoint.index).copied();
+                let tip = self.ask_tip(&endpoint, policy, before, patience, memory).await;
                 (endpoint, tip)
             })
             .collect();
@@ -157,7 +181,12 @@ impl Pool {
                     deadline = deadline.or_else(|| Some(Instant::now() + GRACE));
                     tips.push((endpoint, tip));
                 }
-                Err(error) => worst_last(&mut failure, error),
+                Err(error) => {
+                    if matches!(error, SourceError::Inconsistent { .. } | SourceError::Absurd { .. }) {
+                        self.doubt(&endpoint, &error);
+                    }
+                    worst_last(&mut failure, error);
+                }
             }
         }
         tips.sort_by_key(|(endpoint, _)| endpoint.index);
@@ -168,20 +197,26 @@ impl Pool {
         (tips, failure, all_answered)
     }
 
+    /// One endpoint's tip. The tags are asked for together with the first look, and then whenever its head is another one.
     async fn ask_tip(
         &self,
         endpoint: &Endpoint,
         policy: FinalityPolicy,
+        before: Option<Tip>,
         patience: Patience,
         memory: &Arc<CallMemory>,
     ) -> Result<Tip> {
         endpoint.ensure_chain(self.chain, patience, memory).await?;
         let tag = |name: &str| Call::new("eth_getBlockByNumber", &[&format!("\"{name}\""), "false"]);
-        let ask_safe = !endpoint.lacks(Feature::SafeTag);
-        let ask_finalized = policy.uses_tag() && !endpoint.lacks(Feature::FinalizedTag);
+        let ask_safe = !endpoint.ways().avoids(Way::SafeTag);
+        let ask_finalized = policy.uses_tag() && !endpoint.ways().avoids(Way::FinalizedTag);
+        let mut tags = Vec::new();
+        tags.extend(ask_safe.then(|| tag("safe")));
+        tags.extend(ask_finalized.then(|| tag("finalized")));
         let mut calls = vec![tag("latest")];
-        calls.extend(ask_safe.then(|| tag("safe")));
-        calls.extend(ask_finalized.then(|| tag("finalized")));
+        if before.is_none() {
+            calls.append(&mut tags);
+        }
         let mut results = endpoint.call_many(Kind::Header, &calls, patience, memory).await.into_iter();
         let near = endpoint.head().unwrap_or(Height::ZERO);
         let latest = match results.next() {
@@ -195,34 +230,40 @@ impl Pool {
                 });
             }
         };
-        let mut tag = |asked: bool, feature: Feature| match asked.then(|| results.next()).flatten() {
-            Some(result) => self.read_tag(endpoint, near, result, feature),
+        if let Some(before) = before {
+            let is_known = before.safe != Tag::Unknown && before.finalized != Tag::Unknown;
+            if before.latest == latest && is_known {
+                return Ok(before);
+            }
+            results = endpoint.call_many(Kind::Header, &tags, patience, memory).await.into_iter();
+        }
+        let mut tag = |asked: bool, way: Way| match asked.then(|| results.next()).flatten() {
+            Some(result) => self.read_tag(endpoint, near, result, way),
             None => Tag::Absent,
         };
-        let safe = tag(ask_safe, Feature::SafeTag);
-        let finalized = tag(ask_finalized, Feature::FinalizedTag);
+        let safe = tag(ask_safe, Way::SafeTag);
+        let finalized = tag(ask_finalized, Way::FinalizedTag);
         Ok(Tip { latest, safe, finalized })
     }
 
-    fn read_tag(
-        &self,
-        endpoint: &Endpoint,
-        near: Height,
-        result: Result<Bytes, CallError>,
-        feature: Feature,
-    ) -> Tag {
+    fn read_tag(&self, endpoint: &Endpoint, near: Height, result: Result<Bytes, CallError>, way: Way) -> Tag {
         match result {
             Ok(text) if is_null(&text) => Tag::Absent,
             Ok(text) => match self.read_header(endpoint, near, &text) {
                 Ok(found) => Tag::Found(found.block),
                 Err(error) => {
-                    tracing::debug!(endpoint = %endpoint.name, %error, "a tag's block can't be read");
+                    match error {
+                        SourceError::Absurd { .. } => self.doubt(endpoint, &error),
+                        _ => {
+                            tracing::debug!(endpoint = %endpoint.name, %error, "a tag's block can't be read")
+                        }
+                    }
                     Tag::Unknown
                 }
             },
             // "Unknown block", "invalid argument", exception texts: chains say in many ways that they have no such tag.
-            Err(error) if error.class == ErrorClass::Permanent && error.hint != Hint::Refused => {
-                endpoint.note_lack(feature);
+            Err(error) if error.class == ErrorClass::Refused && error.hint != Hint::Refused => {
+                endpoint.note(way, &error);
                 Tag::Absent
             }
             Err(error) if error.class == ErrorClass::Transient && error.answered => Tag::Absent,

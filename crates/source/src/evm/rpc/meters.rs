@@ -12,6 +12,7 @@
 //! | `cairn_source_endpoint_head_height`, `cairn_source_endpoint_lag_heights` | gauge | `endpoint` |
 //! | `cairn_source_failovers_total` | counter: an answer that the preferred endpoint didn't give | `endpoint` |
 //! | `cairn_source_unknown_tx_types_total` | counter | `endpoint` |
+//! | `cairn_source_broken_texts_total` | counter: answers with bytes that are no UTF-8 | `endpoint` |
 //! | `cairn_source_websocket_reconnects_total` | counter | `endpoint`, `reason` |
 
 use std::sync::{Mutex, PoisonError};
@@ -84,6 +85,11 @@ impl Meters {
     pub fn unknown_types(&self, transactions: u64) {
         metrics::counter!("cairn_source_unknown_tx_types_total", "endpoint" => self.label())
             .increment(transactions);
+    }
+
+    /// An answer had broken UTF-8.
+    pub fn broken_text(&self) {
+        metrics::counter!("cairn_source_broken_texts_total", "endpoint" => self.label()).increment(1);
     }
 
     /// A WebSocket was given up.

@@ -10,7 +10,8 @@
 //! | one endpoint | `endpoint` |
 //! | several endpoints | `pool` |
 //! | blocks and receipts | `fetch`, [`outline`] |
-//! | the tip and finality | `heads`, `ws` |
+//! | the tip and finality, when to look | `heads`, `ws`, `rhythm` |
+//! | who has a block | `holders` |
 //!
 //! **Ordering.** Every call stands alone; answers come in height order and link by recomputed hashes. Law 6's other checks are the job of
 //! [`crate::verify`]: wrap this source in it.
@@ -27,24 +28,27 @@ pub mod config;
 mod endpoint;
 mod fetch;
 mod heads;
+mod holders;
 mod limiter;
 mod memory;
 mod meters;
 pub mod outline;
 mod pool;
 mod redact;
+mod rhythm;
 mod transport;
 pub mod wire;
 mod ws;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cairn_core::{ChainId, Height, HeightRange, LinkedRef, RawBlock};
+use cairn_core::{BlockRef, ChainId, Height, HeightRange, LinkedRef, RawBlock};
 use tokio::sync::{Mutex, Notify, Semaphore};
+use tokio::time::Instant;
 
 pub use classify::{ErrorClass, ErrorRule};
 pub use config::{FinalityPolicy, RpcConfig, RpcLimits};
@@ -57,8 +61,9 @@ use memory::MemoryLimits;
 use meters::LogGate;
 use pool::{Pool, worst_last};
 use redact::EndpointName;
+use rhythm::Rhythm;
 use transport::Transport;
-pub use transport::{retry_after_ms, tls_config};
+pub use transport::{header_map, retry_after_ms, tls_config};
 use ws::{SocketEndpoint, Subscription, Task};
 
 /// An EVM chain behind JSON-RPC endpoints.
@@ -66,7 +71,11 @@ pub struct RpcSource {
     pool: Arc<Pool>,
     finality: FinalityPolicy,
     heads: Mutex<HeadMemory>,
+    rhythm: std::sync::Mutex<Rhythm>,
     wake: Arc<Notify>,
+    /// Whether a WebSocket tells of heads now.
+    is_told: Arc<AtomicBool>,
+    ws_silence: Duration,
     /// Ends with the source.
     _socket: Option<Task>,
 }
@@ -94,15 +103,23 @@ impl RpcSource {
         config.endpoints = endpoints;
         config.websockets.extend::<Vec<_>>(sockets);
         let pool = Arc::new(pool(&config).await?);
-        let wake = Arc::new(Notify::new());
-        let socket = socket(&config, &pool, &wake)?;
+        let (wake, is_told) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+        let socket = socket(&config, &pool, &wake, &is_told)?;
         Ok(RpcSource {
             pool,
             finality: config.finality,
             heads: Mutex::new(HeadMemory::default()),
+            rhythm: Default::default(),
             wake,
+            is_told,
+            ws_silence: Duration::from_millis(config.limits.ws_silence_ms),
             _socket: socket,
         })
+    }
+
+    fn rhythm(&self) -> std::sync::MutexGuard<'_, Rhythm> {
+        // A few numbers, sound after any panic.
+        self.rhythm.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The names of its endpoints, without secrets, the preferred one first.
@@ -112,7 +129,13 @@ impl RpcSource {
 }
 
 async fn pool(config: &RpcConfig) -> Result<Pool> {
-    let limits = &config.limits;
+    let mut limits = config.limits.clone();
+    if limits.requests_per_s > 0 {
+        // A batch takes a second at most, so that a look at the head doesn't wait longer behind one.
+        limits.max_batch_items = limits.max_batch_items.min(limits.requests_per_s as usize);
+        limits.initial_batch_items = limits.initial_batch_items.min(limits.max_batch_items);
+    }
+    let limits = &limits;
     if config.endpoints.is_empty() {
         return Err(SourceError::Invalid(
             "at least one http or https endpoint is needed (a WebSocket only tells of new heads)".into(),
@@ -123,15 +146,15 @@ async fn pool(config: &RpcConfig) -> Result<Pool> {
     let classifier = Arc::new(Classifier::new(&config.error_rules));
     let mut endpoints: Vec<Arc<Endpoint>> = Vec::with_capacity(config.endpoints.len());
     for (index, url) in config.endpoints.iter().enumerate() {
-        let mut name = EndpointName::new(url, &config.headers);
+        let headers = config.headers_for(url);
+        let mut name = EndpointName::new(url, &headers);
         if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
             return Err(SourceError::Invalid(format!("{name} is not an http or https URL with a host")));
         }
         if endpoints.iter().any(|other| other.name.as_str() == name.as_str()) {
             name = name.numbered(index + 1);
         }
-        let transport =
-            Transport::new(url, name.clone(), &config.headers, limits, &tls, config.clock.clone())?;
+        let transport = Transport::new(url, name.clone(), &headers, limits, &tls, config.clock.clone())?;
         endpoints.push(Arc::new(Endpoint::new(
             index,
             name,
@@ -165,7 +188,7 @@ async fn agreed_chain(pool: &Pool, expected: Option<ChainId>) -> Result<ChainId>
     let asking = pool.endpoints.iter().map(|endpoint| endpoint.ask_chain_id(patience, &memory));
     let answers = futures::future::join_all(asking).await;
     let mut chain = expected;
-    let mut failure = None;
+    let mut failed = Vec::new();
     let mut answered = 0;
     for (endpoint, answer) in pool.endpoints.iter().zip(answers) {
         match answer {
@@ -173,11 +196,16 @@ async fn agreed_chain(pool: &Pool, expected: Option<ChainId>) -> Result<ChainId>
                 endpoint.judge_chain(found, *chain.get_or_insert(found))?;
                 answered += 1;
             }
-            Err(error) => {
-                tracing::warn!(endpoint = %endpoint.name, %error, "the endpoint doesn't say which chain it serves; it is asked again before it is used");
-                worst_last(&mut failure, error);
-            }
+            Err(error) => failed.push((endpoint, error)),
         }
+    }
+    let mut failure = None;
+    for (endpoint, error) in failed {
+        // Where nobody answers, the caller has the error, and says it once.
+        if answered > 0 {
+            tracing::warn!(endpoint = %endpoint.name, %error, "the endpoint doesn't say which chain it serves; it is asked again before it is used");
+        }
+        worst_last(&mut failure, error);
     }
     match (chain, failure) {
         (Some(chain), _) if answered > 0 => Ok(chain),
@@ -186,15 +214,21 @@ async fn agreed_chain(pool: &Pool, expected: Option<ChainId>) -> Result<ChainId>
     }
 }
 
-fn socket(config: &RpcConfig, pool: &Arc<Pool>, wake: &Arc<Notify>) -> Result<Option<Task>> {
+fn socket(
+    config: &RpcConfig,
+    pool: &Arc<Pool>,
+    wake: &Arc<Notify>,
+    is_told: &Arc<AtomicBool>,
+) -> Result<Option<Task>> {
     if config.websockets.is_empty() {
         return Ok(None);
     }
     let mut endpoints = Vec::with_capacity(config.websockets.len());
     for url in &config.websockets {
         ws::check_url(url)?;
-        let name = EndpointName::new(url, &config.headers);
-        endpoints.push(SocketEndpoint { name, url: url.clone(), headers: config.headers.clone() });
+        let headers = config.headers_for(url);
+        let name = EndpointName::new(url, &headers);
+        endpoints.push(SocketEndpoint { name, url: url.clone(), headers });
     }
     let mut tls = transport::tls_config(config.websockets.iter().any(|url| url.scheme() == "wss"))?;
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -203,6 +237,7 @@ fn socket(config: &RpcConfig, pool: &Arc<Pool>, wake: &Arc<Notify>) -> Result<Op
         tls: Arc::new(tls),
         limits: config.limits.clone(),
         wake: wake.clone(),
+        is_told: is_told.clone(),
         seed: config.seed ^ 0x5eed,
     };
     // The task must not keep the pool alive by itself, but it ends with the source, so it may hold it.
@@ -220,7 +255,9 @@ impl ChainSource for RpcSource {
     }
 
     async fn heads(&self) -> Result<Heads> {
-        self.pool.heads(self.finality, &mut *self.heads.lock().await).await
+        let heads = self.pool.heads(self.finality, &mut *self.heads.lock().await).await?;
+        self.rhythm().seen(heads.latest.block.height);
+        Ok(heads)
     }
 
     async fn linked_ref(&self, height: Height) -> Result<Option<LinkedRef>> {
@@ -231,17 +268,37 @@ impl ChainSource for RpcSource {
         self.pool.blocks(range).await
     }
 
+    async fn holders(&self, block: BlockRef, enough: usize) -> Result<Vec<String>> {
+        Ok(self.pool.holders(block, enough, &self.pool.memory.call()).await)
+    }
+
     fn preferred_heights(&self) -> u64 {
         self.pool.piece_heights()
     }
 
     async fn wait_for_head(&self, at_most_ms: u64) {
-        // A hint that came while nobody waited is kept: the next wait ends at once.
-        let _ = tokio::time::timeout(Duration::from_millis(at_most_ms), self.wake.notified()).await;
+        let poll = Duration::from_millis(at_most_ms.max(1));
+        let begun = Instant::now();
+        let until = begun + self.rhythm().wait(poll);
+        loop {
+            // A hint that came while nobody waited is kept: the next wait ends at once.
+            if tokio::time::timeout(poll, self.wake.notified()).await.is_ok() {
+                return;
+            }
+            // A socket that tells of heads makes looking needless; one that has gone silent is looked after where it is read.
+            let is_told = self.is_told.load(Ordering::Acquire) && begun.elapsed() < self.ws_silence;
+            if !is_told && Instant::now() >= until {
+                return;
+            }
+        }
     }
 
     fn distrust(&self, height: Height) {
         self.pool.distrust(height);
+    }
+
+    fn served_by(&self, height: Height) -> Option<String> {
+        self.pool.served_by(height).map(|endpoint| endpoint.name.to_string())
     }
 
     fn bound_by(&self) -> String {

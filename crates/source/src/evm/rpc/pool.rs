@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::batch::Kind;
 use super::config::RpcLimits;
-use super::endpoint::{Endpoint, Feature, Patience, is_null, parse_quantity};
+use super::endpoint::{Endpoint, Patience, Way, is_null, parse_quantity};
 use super::fetch::{Fetch, Part, Stop};
 use super::limiter::Readiness;
 use super::memory::{CallMemory, MemoryLimits};
@@ -122,7 +122,7 @@ impl Pool {
             }
         }
         match failure {
-            Some(error) => Err(error),
+            Some(error) => Err(error.at(height)),
             None if order.is_empty() => Err(self.nobody()),
             None => Ok(None),
         }
@@ -141,7 +141,7 @@ impl Pool {
                 let ms = self.limits.not_yet_pause_ms.saturating_mul(1 << doublings.min(6));
                 tokio::time::sleep(Duration::from_millis(ms)).await;
             }
-            let call = Call::new("eth_getBlockByNumber", &[&quantity(height.get()), "false"]);
+            let call = Call::new("eth_getBlockByNumber", &[&quantity(height.get()), "false"]).about(height);
             let text = endpoint.call(Kind::Header, call, patience, memory).await?;
             if is_null(&text) {
                 if endpoint.head().is_some_and(|head| head < height) {
@@ -163,17 +163,20 @@ impl Pool {
         Ok(None)
     }
 
-    /// Reads a header and computes its hash. `near` names it in an error.
+    /// Reads a header and computes its hash. `near` is its height in an error where it says none itself.
     pub fn read_header(&self, endpoint: &Endpoint, near: Height, text: &[u8]) -> Result<LinkedRef> {
-        let inconsistent = |message: String| SourceError::Inconsistent {
+        let inconsistent = |height: Height, message: String| SourceError::Inconsistent {
             endpoint: endpoint.name.to_string(),
-            height: near,
+            height,
             check: "header-hash".into(),
             message: endpoint.name.scrub(&message),
         };
-        let value: Value = serde_json::from_slice(text)
-            .map_err(|error| inconsistent(format!("malformed header: {error}")))?;
-        cairn_evm::linked_ref_from_rpc(&value, &self.profile).map_err(|error| inconsistent(error.to_string()))
+        let value = cairn_evm::json::parse(text)
+            .map_err(|error| inconsistent(near, format!("malformed header: {error}")))?;
+        let number = value.get("number").and_then(Value::as_str).and_then(parse_quantity);
+        let height = number.map_or(Ok(near), |number| believed(endpoint, number))?;
+        cairn_evm::linked_ref_from_rpc(&value, &self.profile)
+            .map_err(|error| inconsistent(height, error.to_string()))
     }
 
     /// The newest height of the first endpoint that says one: a light question for the WebSocket's watchdog.
@@ -185,10 +188,16 @@ impl Pool {
             let call = Call::new("eth_blockNumber", &[]);
             match endpoint.call(Kind::Header, call, self.patience(&order[at + 1..]), &memory).await {
                 Ok(text) => {
-                    let height =
+                    let number =
                         serde_json::from_slice::<String>(&text).ok().as_deref().and_then(parse_quantity);
-                    if let Some(height) = height {
-                        return Ok(Height(height));
+                    match number.map(|number| believed(endpoint, number)) {
+                        Some(Ok(height)) => return Ok(height),
+                        Some(Err(error)) => worst_last(&mut failure, error),
+                        None => {
+                            let message = "its answer to eth_blockNumber is no height".into();
+                            let endpoint = endpoint.name.to_string();
+                            worst_last(&mut failure, SourceError::Transient { endpoint, message });
+                        }
                     }
                 }
                 Err(error) => worst_last(&mut failure, error),
@@ -243,16 +252,17 @@ impl Pool {
 
     /// One piece, from the first endpoint that has its beginning. Empty: not here yet.
     async fn piece(&self, range: HeightRange, memory: &Arc<CallMemory>) -> Result<Vec<RawBlock>> {
-        let order = self.order(Some(range.start()));
+        let mut order = self.order(Some(range.start()));
+        if self.traces {
+            // Whoever has traces goes first, and the others follow: a block without traces is better than none.
+            order.sort_by_key(|endpoint| endpoint.ways().avoids(Way::Traces));
+        }
         let mut failure: Option<SourceError> = None;
         let mut doubtful: Option<(usize, Vec<RawBlock>)> = None;
         for (at, endpoint) in order.iter().enumerate() {
             let patience = self.patience(&order[at + 1..]);
             if let Err(error) = endpoint.ensure_chain(self.chain, patience, memory).await {
                 worst_last(&mut failure, error);
-                continue;
-            }
-            if self.traces && endpoint.lacks(Feature::Traces) && at + 1 < order.len() {
                 continue;
             }
             let fetch = Fetch {
@@ -284,9 +294,17 @@ impl Pool {
             return Ok(blocks);
         }
         match failure {
-            Some(error) => Err(error),
+            Some(error) => Err(error.at(range.start())),
             None if order.is_empty() => Err(self.nobody()),
             None => Ok(Vec::new()),
+        }
+    }
+
+    /// An endpoint contradicted itself: it comes after the others for a while, and somebody hears of it.
+    pub fn doubt(&self, endpoint: &Endpoint, error: &SourceError) {
+        endpoint.distrust(DISTRUST);
+        if let Some(held_back) = self.log.open() {
+            tracing::warn!(endpoint = %endpoint.name, %error, held_back, "an endpoint's head is not believed");
         }
     }
 
@@ -298,12 +316,18 @@ impl Pool {
         served.push_back((range, index));
     }
 
+    /// The endpoint that gave the block at `height` last.
+    pub fn served_by(&self, height: Height) -> Option<&Arc<Endpoint>> {
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, index) = served.iter().rev().find(|(range, _)| range.contains(height))?;
+        self.endpoints.get(*index)
+    }
+
     /// Whoever served `height` last comes after the others for a while.
     pub fn distrust(&self, height: Height) {
-        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = served.iter().rev().find(|(range, _)| range.contains(height));
-        if let Some(endpoint) = found.and_then(|(_, index)| self.endpoints.get(*index)) {
+        if let Some(endpoint) = self.served_by(height) {
             endpoint.distrust(DISTRUST);
+            endpoint.ways().refuse_receipts(height);
             tracing::debug!(endpoint = %endpoint.name, %height, "a block of it was refused; others go first for a while");
         }
     }
@@ -316,6 +340,12 @@ impl Pool {
             }
         }
     }
+}
+
+/// A height that an endpoint names.
+fn believed(endpoint: &Endpoint, number: u64) -> Result<Height> {
+    Height::believable(number)
+        .map_err(|error| SourceError::Absurd { endpoint: endpoint.name.to_string(), error })
 }
 
 /// Keeps the failure that says best what to do: one that may pass is better than one that won't, since the caller tries again; among equals the first.

@@ -6,18 +6,24 @@
 //! - Redirects are not followed: they would carry keys elsewhere.
 //! - No error or log shows more of a URL than [`EndpointName`] does.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use cairn_core::Clock;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use tokio::time::Instant;
 use url::Url;
 
 use super::config::RpcLimits;
 use super::memory::{CallMemory, Refusal};
 use super::redact::EndpointName;
 use crate::{Result, SourceError};
+
+/// For so long it is remembered that calls were given up.
+const GIVEN_UP_MEMORY: Duration = Duration::from_secs(600);
+/// How often the patience with a silent call is doubled at most.
+const MAX_DOUBLINGS: u32 = 4;
 
 /// An answer, whatever its status.
 #[derive(Debug)]
@@ -47,16 +53,74 @@ pub enum TransportError {
 }
 
 /// The way to one endpoint.
+///
+/// A connection may die without a word, and a node may work on an answer for minutes: both are silent. So while an answer doesn't begin, the node is asked for
+/// something small on a new connection, a quarter of `idle_timeout_ms` at a time. Once the node left that without an answer and then answers again, the calls from
+/// before are given up. A node that is overloaded looks the same, so each time within ten minutes doubles the patience with the next calls.
 #[derive(Debug)]
 pub struct Transport {
-    client: reqwest::Client,
+    link: Mutex<Link>,
+    parts: ClientParts,
+    /// Keeps no connection.
+    prober: reqwest::Client,
+    /// Held by the one that asks whether the node is there.
+    probing: tokio::sync::Mutex<()>,
+    probe_after: Duration,
     url: Url,
     name: EndpointName,
+    max_idle: usize,
     idle_timeout: Duration,
     request_timeout: Duration,
     max_response_bytes: u64,
     retry_after_max_ms: u64,
     clock: Arc<dyn Clock>,
+}
+
+/// The connections in use.
+#[derive(Debug)]
+struct Link {
+    client: reqwest::Client,
+    /// Since when the node answers nothing at all.
+    silent_since: Option<Instant>,
+    /// Calls that were sent before this are given up.
+    dead_before: Option<Instant>,
+    /// How often calls were given up lately, and when last.
+    given_up: (u32, Option<Instant>),
+}
+
+impl Link {
+    fn new(client: reqwest::Client) -> Link {
+        Link { client, silent_since: None, dead_before: None, given_up: (0, None) }
+    }
+
+    /// How often calls were given up in the last minutes.
+    fn given_up_lately(&self) -> u32 {
+        let (times, last) = self.given_up;
+        last.filter(|last| last.elapsed() < GIVEN_UP_MEMORY).map_or(0, |_| times)
+    }
+}
+
+/// What clients of one endpoint are made of.
+#[derive(Debug)]
+struct ClientParts {
+    tls: rustls::ClientConfig,
+    headers: HeaderMap,
+    connect_timeout: Duration,
+}
+
+impl ClientParts {
+    fn client(&self, max_idle: usize) -> reqwest::Result<reqwest::Client> {
+        reqwest::Client::builder()
+            .tls_backend_preconfigured(self.tls.clone())
+            .default_headers(self.headers.clone())
+            .user_agent(concat!("cairn/", env!("CARGO_PKG_VERSION")))
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(self.connect_timeout)
+            .pool_max_idle_per_host(max_idle)
+            .tcp_nodelay(true)
+            .http2_adaptive_window(true)
+            .build()
+    }
 }
 
 impl Transport {
@@ -69,24 +133,26 @@ impl Transport {
         tls: &rustls::ClientConfig,
         clock: Arc<dyn Clock>,
     ) -> Result<Transport> {
-        let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls.clone())
-            .default_headers(header_map(headers)?)
-            .user_agent(concat!("cairn/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(Duration::from_millis(limits.connect_timeout_ms))
-            .pool_max_idle_per_host(limits.max_in_flight)
-            .tcp_nodelay(true)
-            .http2_adaptive_window(true)
-            .build()
-            .map_err(|error| {
-                SourceError::Invalid(format!(
-                    "can't make an HTTP client for {name}: {}",
-                    causes(&error.without_url())
-                ))
-            })?;
+        let parts = ClientParts {
+            tls: tls.clone(),
+            headers: header_map(headers)?,
+            connect_timeout: Duration::from_millis(limits.connect_timeout_ms),
+        };
+        let client = |max_idle| {
+            parts.client(max_idle).map_err(|error| {
+                let causes = causes(&error.without_url());
+                SourceError::Invalid(format!("can't make an HTTP client for {name}: {causes}"))
+            })
+        };
+        let link = Link::new(client(limits.max_in_flight)?);
+        let prober = client(0)?;
         Ok(Transport {
-            client,
+            link: Mutex::new(link),
+            parts,
+            prober,
+            probing: tokio::sync::Mutex::default(),
+            probe_after: Duration::from_millis((limits.idle_timeout_ms / 4).max(1)),
+            max_idle: limits.max_in_flight,
             url: url.clone(),
             name,
             idle_timeout: Duration::from_millis(limits.idle_timeout_ms),
@@ -100,9 +166,7 @@ impl Transport {
     /// Posts a JSON body and reads the answer.
     pub async fn post(&self, body: Vec<u8>, memory: &Arc<CallMemory>) -> Result<Answer, TransportError> {
         let whole = async {
-            let request =
-                self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
-            let mut response = request.send().await.map_err(|error| self.network(error))?;
+            let mut response = self.begun(body).await?;
             let status = response.status().as_u16();
             let retry_after_ms = self.retry_after_ms(response.headers());
             let mut body = memory.body();
@@ -144,6 +208,76 @@ impl Transport {
                 "no whole answer within {} ms",
                 self.request_timeout.as_millis()
             ))),
+        }
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a body and waits until its answer begins.
+    async fn begun(&self, body: Vec<u8>) -> Result<reqwest::Response, TransportError> {
+        let sent_at = Instant::now();
+        let (client, probe_after) = {
+            let link = self.link();
+            (link.client.clone(), self.probe_after * (1 << link.given_up_lately().min(MAX_DOUBLINGS)))
+        };
+        let sending =
+            client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body).send();
+        let watching = async {
+            loop {
+                tokio::time::sleep(probe_after).await;
+                self.probe().await;
+                if self.link().dead_before.is_some_and(|dead_before| sent_at < dead_before) {
+                    return;
+                }
+            }
+        };
+        let response = tokio::select! {
+            biased;
+            response = sending => response.map_err(|error| self.network(error))?,
+            () = watching => {
+                return Err(TransportError::TimedOut(
+                    "the node was silent, and answers again on new connections".into(),
+                ));
+            }
+        };
+        self.answered(sent_at);
+        Ok(response)
+    }
+
+    /// Asks whether the node is there, unless another call does so now.
+    async fn probe(&self) {
+        const PROBE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}"#;
+        let Ok(_probing) = self.probing.try_lock() else { return };
+        let asked_at = Instant::now();
+        let asking =
+            self.prober.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(PROBE).send();
+        match tokio::time::timeout(self.probe_after, asking).await {
+            Ok(Ok(_)) => self.answered(asked_at),
+            _ => {
+                let mut link = self.link();
+                if link.silent_since.is_none() {
+                    link.silent_since = Some(asked_at);
+                    tracing::warn!(endpoint = %self.name, "the node answers nothing, not even eth_chainId; waiting for it");
+                }
+            }
+        }
+    }
+
+    /// The node began to answer what was sent then. Where it was silent before, the connections of that time are given up.
+    fn answered(&self, sent_at: Instant) {
+        let mut link = self.link();
+        if link.silent_since.is_none_or(|since| sent_at <= since) {
+            return;
+        }
+        tracing::info!(endpoint = %self.name, "the node answers again");
+        let given_up = (link.given_up_lately() + 1, Some(Instant::now()));
+        match self.parts.client(self.max_idle) {
+            Ok(client) => *link = Link { client, silent_since: None, dead_before: Some(sent_at), given_up },
+            Err(error) => {
+                tracing::warn!(endpoint = %self.name, error = %causes(&error), "can't make an HTTP client");
+            }
         }
     }
 

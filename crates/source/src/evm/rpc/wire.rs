@@ -4,6 +4,7 @@
 //! that a large batch is never twice in memory. `serde_json`'s limit of nesting stays on for those.
 
 use bytes::Bytes;
+use cairn_core::Height;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -15,12 +16,19 @@ pub struct Call {
     pub method: &'static str,
     /// Its parameters, a JSON array.
     pub params: String,
+    /// The height of the block that it is about, for errors.
+    pub height: Option<Height>,
 }
 
 impl Call {
     /// A call with parameters that are JSON texts already.
     pub fn new(method: &'static str, params: &[&str]) -> Call {
-        Call { method, params: format!("[{}]", params.join(",")) }
+        Call { method, params: format!("[{}]", params.join(",")), height: None }
+    }
+
+    /// The same, about the block at `height`.
+    pub fn about(self, height: Height) -> Call {
+        Call { height: Some(height), ..self }
     }
 }
 
@@ -74,6 +82,28 @@ pub fn encode(calls: &[Call], positions: &[usize]) -> Vec<u8> {
     out
 }
 
+/// More broken sequences than this make an answer no text.
+const MAX_BROKEN_SEQUENCES: usize = 10_000;
+
+/// The answer with escapes `\udc80` to `\udcff` in place of bytes that are no UTF-8, as the codec reads them; `None` where there are none. An escape outside
+/// of a string is no JSON: what it is part of can't be parsed.
+pub fn escape_broken_utf8(body: &[u8]) -> Result<Option<Bytes>, String> {
+    if std::str::from_utf8(body).is_ok() {
+        return Ok(None);
+    }
+    let mut escaped = String::with_capacity(body.len());
+    for (at, chunk) in body.utf8_chunks().enumerate() {
+        if at > MAX_BROKEN_SEQUENCES {
+            return Err(format!("the answer has more than {MAX_BROKEN_SEQUENCES} broken UTF-8 sequences"));
+        }
+        escaped.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            escaped.push_str(&format!("\\udc{byte:02x}"));
+        }
+    }
+    Ok(Some(escaped.into()))
+}
+
 /// Takes an answer apart. `Err` says why the body is no JSON-RPC answer.
 pub fn decode(body: &Bytes, positions: &[usize]) -> Result<Decoded, String> {
     let text = std::str::from_utf8(body).map_err(|error| format!("the answer is not UTF-8 ({error})"))?;
@@ -108,13 +138,17 @@ pub fn decode(body: &Bytes, positions: &[usize]) -> Result<Decoded, String> {
             {
                 return Ok(Decoded::Failed(error_object(error)));
             }
+            // Whoever takes a batch for its first call may have misread that too.
+            if positions.len() != 1 {
+                return Err("a batch was answered with one object instead of a list".into());
+            }
             // A lone answer to a lone question: some proxies lose the id.
-            if positions.len() == 1 && wire.position().is_none() {
+            if wire.position().is_none() {
                 items[0] = wire.outcome(body);
             } else {
                 place(&wire, body, positions, &mut items);
             }
-            if positions.len() == 1 && items[0].is_none() {
+            if items[0].is_none() {
                 return Err("the answer has neither a result nor an error for the id that was asked".into());
             }
             Ok(Decoded::Items(items))

@@ -10,6 +10,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cairn_core::Height;
@@ -54,6 +55,8 @@ pub struct Subscription {
     pub limits: RpcLimits,
     /// Woken at each hint.
     pub wake: Arc<Notify>,
+    /// Set while a socket tells of heads.
+    pub is_told: Arc<AtomicBool>,
     /// For jitter.
     pub seed: u64,
 }
@@ -101,6 +104,7 @@ impl Subscription {
         for endpoint in self.endpoints.iter().cycle() {
             let mut last = None;
             let lost = self.follow(endpoint, &mut last, &http_head).await;
+            self.is_told.store(false, Ordering::Release);
             // Whatever was missed is looked for now.
             self.wake.notify_one();
             let meters = Meters::new(&endpoint.name);
@@ -154,11 +158,14 @@ impl Subscription {
                 Ok(Some(Ok(Message::Text(text)))) => match read(text.as_str()) {
                     Said::Head(height) => {
                         *last = height.or(*last);
+                        self.is_told.store(true, Ordering::Release);
                         http_before = None;
                         deadline = tokio::time::Instant::now() + silence;
                         self.wake.notify_one();
                     }
-                    Said::Refused(error) => return Lost::Failed(endpoint.name.scrub(&error)),
+                    Said::Refused(error) | Said::Nonsense(error) => {
+                        return Lost::Failed(endpoint.name.scrub(&error));
+                    }
                     Said::Nothing => {}
                 },
                 Ok(Some(Ok(Message::Close(_)))) => return Lost::Failed("closed by the server".into()),
@@ -216,6 +223,8 @@ enum Said {
     Head(Option<Height>),
     /// The subscription was refused.
     Refused(String),
+    /// A head that no chain has: nothing that the socket says is believed.
+    Nonsense(String),
     /// Nothing that matters.
     Nothing,
 }
@@ -226,7 +235,10 @@ fn read(text: &str) -> Said {
     let Ok(message) = serde_json::from_str::<Value>(text) else { return Said::Nothing };
     if message.get("method").and_then(Value::as_str) == Some("eth_subscription") {
         let number = message.pointer("/params/result/number").and_then(Value::as_str);
-        return Said::Head(number.and_then(parse_quantity).map(Height));
+        return match number.and_then(parse_quantity).map(Height::believable).transpose() {
+            Ok(height) => Said::Head(height),
+            Err(error) => Said::Nonsense(format!("the node says {error}")),
+        };
     }
     match message.get("error") {
         Some(error) if !error.is_null() => Said::Refused(format!("the subscription was refused: {error}")),

@@ -10,6 +10,8 @@ use super::draw::Draw;
 pub enum Mix {
     /// Some of everything: ERC-20, ERC-721, ERC-1155, wrapped coin, swaps, plain transfers, creations, anonymous logs.
     Varied,
+    /// The same kinds, of people who give away only what they have: see the module `economy`.
+    Economy,
     /// What a busy chain mostly has, for benchmarks: ERC-20 transfers and swaps with about 2 logs and 100 bytes of data a
     /// transaction, recipients evenly from all accounts, and one call in a hundred to one of many rare contracts.
     TokenHeavy,
@@ -37,7 +39,7 @@ impl Contracts {
         let mut draw = Draw::of(&[seed, 0xc0de]);
         let mut some = |count: usize| (0..count).map(|_| draw.address()).collect::<Vec<_>>();
         let (erc20, rare) = match mix {
-            Mix::Varied => (8, 64),
+            Mix::Varied | Mix::Economy => (8, 64),
             Mix::TokenHeavy => (64, 50_000),
         };
         Contracts {
@@ -48,6 +50,25 @@ impl Contracts {
             exchange: some(1)[0],
             rare: some(rare),
         }
+    }
+
+    /// The same, each where transaction `g` of a chain creates it, in order.
+    pub(crate) fn deployed(self, created_by: impl Fn(u64) -> Address) -> Contracts {
+        let mut next = 0..;
+        let mut created = |_: &Address| next.next().map(&created_by).unwrap_or_default();
+        Contracts {
+            erc20: self.erc20.iter().map(&mut created).collect(),
+            erc721: self.erc721.iter().map(&mut created).collect(),
+            erc1155: self.erc1155.iter().map(&mut created).collect(),
+            wrapped: created(&self.wrapped),
+            exchange: created(&self.exchange),
+            rare: self.rare.iter().map(&mut created).collect(),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        (self.erc20.len() + self.erc721.len() + self.erc1155.len() + 2 + self.rare.len()) as u64
     }
 }
 
@@ -101,7 +122,8 @@ pub(crate) struct Action {
 impl Action {
     pub(crate) fn draw(draw: &mut Draw, traffic: &Traffic, from: Address) -> Action {
         match traffic.options().mix {
-            Mix::Varied => varied(draw, traffic, from),
+            // What an economy does is not drawn here.
+            Mix::Varied | Mix::Economy => varied(draw, traffic, from),
             Mix::TokenHeavy => token_heavy(draw, traffic, from),
         }
     }
@@ -131,43 +153,17 @@ fn varied(draw: &mut Draw, traffic: &Traffic, from: Address) -> Action {
         58..=61 => erc721(nft, none, other, draw.below(10_000)),
         62..=66 => {
             let id = U256::from(draw.log_uniform(500));
-            let input = call_data(
-                selector::SINGLE,
-                &[word(from), word(other), id, amount, U256::from(160), U256::ZERO],
-            );
-            let topics = vec![ABI.transfer_single, topic(from), topic(from), topic(other)];
-            Action::call(multi, input, 58_000, vec![log(multi, topics, &[id, amount])])
+            single(multi, from, from, other, id, amount)
         }
         67..=69 => erc1155_batch(draw, multi, from, other),
-        70..=74 => {
-            let logs = vec![log(contracts.wrapped, vec![ABI.deposit, topic(from)], &[amount])];
-            let call = Action::call(contracts.wrapped, selector::DEPOSIT.to_vec(), 45_038, logs);
-            Action { value: amount, ..call }
-        }
-        75..=77 => {
-            let logs = vec![log(contracts.wrapped, vec![ABI.withdrawal, topic(from)], &[amount])];
-            Action::call(contracts.wrapped, call_data(selector::WITHDRAW, &[amount]), 35_200, logs)
-        }
+        70..=74 => deposit(contracts.wrapped, from, amount),
+        75..=77 => withdraw(contracts.wrapped, from, amount),
         78..=81 => swap(draw, traffic, from, other),
-        82..=93 => {
-            Action { to: Some(other), value: amount, input: Vec::new(), logs: Vec::new(), gas_used: 21_000 }
-        }
-        94..=95 => {
-            let mut code = vec![0x60, 0x80, 0x60, 0x40, 0x52];
-            code.extend((0..draw.between(1, 8)).flat_map(|_| draw.word().0));
-            Action {
-                to: None,
-                value: U256::ZERO,
-                gas_used: 53_000 + code.len() as u64 * 216,
-                input: code,
-                logs: Vec::new(),
-            }
-        }
+        82..=93 => pay(other, amount),
+        94..=95 => creation(draw),
         96..=97 => {
-            // LOG0: no topics, and sometimes no data either.
             let to = pick(draw, &contracts.rare);
-            let data: Vec<U256> = (0..draw.below(3)).map(|_| draw.word().into()).collect();
-            Action::call(to, selector::POKE.to_vec(), 23_400, vec![log(to, Vec::new(), &data)])
+            anonymous(draw, to)
         }
         _ => rare(draw, traffic, from),
     }
@@ -181,13 +177,7 @@ fn token_heavy(draw: &mut Draw, traffic: &Traffic, from: Address) -> Action {
         0..=59 => transfer_from(draw, traffic, token, from, other),
         60..=73 => erc20(token, selector::TRANSFER, from, other, draw.amount(24)),
         74..=93 => swap(draw, traffic, from, other),
-        94..=98 => Action {
-            to: Some(other),
-            value: draw.amount(20),
-            input: Vec::new(),
-            logs: Vec::new(),
-            gas_used: 21_000,
-        },
+        94..=98 => pay(other, draw.amount(20)),
         _ => rare(draw, traffic, from),
     }
 }
@@ -210,8 +200,29 @@ fn transfer_from(
     to: Address,
 ) -> Action {
     let owner = traffic.account(draw.log_uniform(u64::from(traffic.options().accounts.max(1))) as u32);
-    let amount = draw.amount(24);
-    let left = draw.amount(26);
+    let (amount, left) = (draw.amount(24), draw.amount(26));
+    spend(token, spender, owner, to, amount, left)
+}
+
+/// The sender's own tokens.
+pub(crate) fn transfer(token: Address, from: Address, to: Address, amount: U256) -> Action {
+    erc20(token, selector::TRANSFER, from, to, amount)
+}
+
+/// New tokens.
+pub(crate) fn mint(token: Address, to: Address, amount: U256) -> Action {
+    erc20(token, selector::MINT, Address::ZERO, to, amount)
+}
+
+/// Another's tokens, and the allowance that is left.
+pub(crate) fn spend(
+    token: Address,
+    spender: Address,
+    owner: Address,
+    to: Address,
+    amount: U256,
+    left: U256,
+) -> Action {
     let input = call_data(selector::TRANSFER_FROM, &[word(owner), word(to), amount]);
     let logs = vec![
         log(token, vec![ABI.transfer, topic(owner), topic(to)], &[amount]),
@@ -224,7 +235,17 @@ fn swap(draw: &mut Draw, traffic: &Traffic, from: Address, to: Address) -> Actio
     let contracts = traffic.contracts();
     let (sold, bought) = (pick(draw, &contracts.erc20), pick(draw, &contracts.erc20));
     let (paid, got) = (draw.amount(22), draw.amount(22));
-    let pool = contracts.exchange;
+    exchange(contracts.exchange, from, to, (sold, paid), (bought, got))
+}
+
+/// One token is sold to the pool for another.
+pub(crate) fn exchange(
+    pool: Address,
+    from: Address,
+    to: Address,
+    (sold, paid): (Address, U256),
+    (bought, got): (Address, U256),
+) -> Action {
     let input = call_data(selector::SWAP, &[U256::ZERO, got, word(to), U256::from(128), U256::ZERO]);
     let logs = vec![
         log(sold, vec![ABI.transfer, topic(from), topic(pool)], &[paid]),
@@ -234,7 +255,86 @@ fn swap(draw: &mut Draw, traffic: &Traffic, from: Address, to: Address) -> Actio
     Action::call(pool, input, 112_000, logs)
 }
 
-fn erc721(nft: Address, from: Address, to: Address, id: u64) -> Action {
+/// Coins are wrapped.
+pub(crate) fn deposit(wrapped: Address, from: Address, amount: U256) -> Action {
+    let logs = vec![log(wrapped, vec![ABI.deposit, topic(from)], &[amount])];
+    let call = Action::call(wrapped, selector::DEPOSIT.to_vec(), 45_038, logs);
+    Action { value: amount, ..call }
+}
+
+/// Coins are unwrapped.
+pub(crate) fn withdraw(wrapped: Address, from: Address, amount: U256) -> Action {
+    let logs = vec![log(wrapped, vec![ABI.withdrawal, topic(from)], &[amount])];
+    Action::call(wrapped, call_data(selector::WITHDRAW, &[amount]), 35_200, logs)
+}
+
+/// Coins are paid.
+pub(crate) fn pay(to: Address, amount: U256) -> Action {
+    Action { to: Some(to), value: amount, input: Vec::new(), logs: Vec::new(), gas_used: 21_000 }
+}
+
+/// A contract is created.
+pub(crate) fn creation(draw: &mut Draw) -> Action {
+    let mut code = vec![0x60, 0x80, 0x60, 0x40, 0x52];
+    code.extend((0..draw.between(1, 8)).flat_map(|_| draw.word().0));
+    Action {
+        to: None,
+        value: U256::ZERO,
+        gas_used: 53_000 + code.len() as u64 * 216,
+        input: code,
+        logs: Vec::new(),
+    }
+}
+
+/// LOG0: no topics, and sometimes no data either.
+pub(crate) fn anonymous(draw: &mut Draw, to: Address) -> Action {
+    let data: Vec<U256> = (0..draw.below(3)).map(|_| draw.word().into()).collect();
+    Action::call(to, selector::POKE.to_vec(), 23_400, vec![log(to, Vec::new(), &data)])
+}
+
+/// Items of ERC-1155 of one kind.
+pub(crate) fn single(
+    contract: Address,
+    operator: Address,
+    from: Address,
+    to: Address,
+    id: U256,
+    count: U256,
+) -> Action {
+    let input = call_data(selector::SINGLE, &[word(from), word(to), id, count, U256::from(160), U256::ZERO]);
+    let topics = vec![ABI.transfer_single, topic(operator), topic(from), topic(to)];
+    Action::call(contract, input, 58_000, vec![log(contract, topics, &[id, count])])
+}
+
+/// Items of ERC-1155 of several kinds.
+pub(crate) fn batch(
+    contract: Address,
+    operator: Address,
+    from: Address,
+    to: Address,
+    items: &[(U256, U256)],
+) -> Action {
+    let kinds = items.len() as u64;
+    let len = U256::from(kinds);
+    let mut data = vec![U256::from(64), U256::from(96 + 32 * kinds), len];
+    data.extend(items.iter().map(|(id, _)| id));
+    data.push(len);
+    data.extend(items.iter().map(|(_, count)| count));
+    let mut words = vec![
+        word(from),
+        word(to),
+        U256::from(160),
+        U256::from(192 + 32 * kinds),
+        U256::from(224 + 64 * kinds),
+    ];
+    words.extend(&data[2..]);
+    words.push(U256::ZERO);
+    let topics = vec![ABI.transfer_batch, topic(operator), topic(from), topic(to)];
+    let input = call_data(selector::BATCH, &words);
+    Action::call(contract, input, 48_000 + 12_000 * kinds, vec![log(contract, topics, &data)])
+}
+
+pub(crate) fn erc721(nft: Address, from: Address, to: Address, id: u64) -> Action {
     let id = U256::from(id);
     let input = match from {
         Address::ZERO => call_data(selector::MINT, &[word(to), id]),
@@ -246,31 +346,28 @@ fn erc721(nft: Address, from: Address, to: Address, id: u64) -> Action {
 
 fn erc1155_batch(draw: &mut Draw, multi: Address, from: Address, to: Address) -> Action {
     let count = draw.between(1, 4);
-    let len = U256::from(count);
-    let mut data = vec![U256::from(64), U256::from(96 + 32 * count), len];
-    data.extend((0..count).map(|_| U256::from(draw.log_uniform(500))));
-    data.push(len);
-    data.extend((0..count).map(|_| draw.amount(6)));
-    let mut words = vec![
-        word(from),
-        word(to),
-        U256::from(160),
-        U256::from(192 + 32 * count),
-        U256::from(224 + 64 * count),
-    ];
-    words.extend(&data[2..]);
-    words.push(U256::ZERO);
-    let topics = vec![ABI.transfer_batch, topic(from), topic(from), topic(to)];
-    let input = call_data(selector::BATCH, &words);
-    Action::call(multi, input, 48_000 + 12_000 * count, vec![log(multi, topics, &data)])
+    let ids: Vec<_> = (0..count).map(|_| U256::from(draw.log_uniform(500))).collect();
+    let items: Vec<_> = ids.into_iter().map(|id| (id, draw.amount(6))).collect();
+    batch(multi, from, from, to, &items)
 }
 
 /// A call to a contract that hardly anybody calls.
 fn rare(draw: &mut Draw, traffic: &Traffic, from: Address) -> Action {
     let rare = &traffic.contracts().rare;
     let to = rare[draw.below(rare.len() as u64) as usize];
+    ping(draw, to, from)
+}
+
+/// One log, of anything.
+pub(crate) fn ping(draw: &mut Draw, to: Address, from: Address) -> Action {
     let ping = log(to, vec![ABI.ping, topic(from)], &[draw.word().into()]);
     Action::call(to, selector::POKE.to_vec(), 24_900, vec![ping])
+}
+
+/// The topic of `Transfer` events.
+#[cfg(test)]
+pub(crate) fn transfer_topic() -> B256 {
+    ABI.transfer
 }
 
 /// One of them, the first ones most often.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use alloy_primitives::B256;
 use cairn_core::{BlockId, BlockRef, ChainId, Height, LinkedRef, RawBlock};
 
+use super::actions::Mix;
 use super::assemble::{HeaderWords, Seal, contents, header, seal, withdrawals};
 use super::draw::{Draw, hash_words};
 use super::traffic::{Traffic, TrafficOptions, fails};
@@ -26,7 +27,9 @@ pub struct SyntheticOptions {
     pub signers: u32,
     /// How many addresses there are; see [`TrafficOptions::accounts`].
     pub accounts: u32,
-    /// How many of a hundred contract calls fail.
+    /// Which kinds of actions come, and how often.
+    pub mix: Mix,
+    /// How many of a hundred contract calls fail; in an economy those fail that ask for too much.
     pub failed_percent: u64,
     /// How many withdrawals a block has.
     pub withdrawals_per_block: u64,
@@ -34,6 +37,8 @@ pub struct SyntheticOptions {
     pub genesis_timestamp_s: u64,
     /// Seconds from one block's timestamp to the next one's.
     pub block_time_s: u64,
+    /// Heights before which nobody made blocks for a while, and for how many seconds more than usual.
+    pub pauses: Vec<(u64, u64)>,
     /// How many bytes of blocks are kept at hand; others are made again when they are asked for.
     pub cache_bytes: u64,
     /// Which stream of transactions the main chain takes; `None`: the seed's own. Chains of different seeds that share one
@@ -50,10 +55,12 @@ impl Default for SyntheticOptions {
             empty_block_once_in: 12,
             signers: 64,
             accounts: 5_000,
+            mix: Mix::Varied,
             failed_percent: 4,
             withdrawals_per_block: 2,
             genesis_timestamp_s: 1_700_000_000,
             block_time_s: 12,
+            pauses: Vec::new(),
             cache_bytes: 64 << 20,
             stream: None,
         }
@@ -75,6 +82,12 @@ impl SyntheticOptions {
             stream: Some(seed % 8),
             ..SyntheticOptions::default()
         }
+    }
+
+    /// The time of a block, in seconds since 1970.
+    pub fn timestamp_s(&self, height: u64) -> u64 {
+        let paused = self.pauses.iter().filter(|(from, _)| *from <= height).map(|(_, seconds)| seconds);
+        self.genesis_timestamp_s + height * self.block_time_s + paused.sum::<u64>()
     }
 
     fn gas_limit(&self) -> u64 {
@@ -169,6 +182,7 @@ impl SyntheticChain {
             chain_id: options.chain_id,
             signers: options.signers,
             accounts: options.accounts,
+            mix: options.mix,
             ..TrafficOptions::default()
         });
         SyntheticChain::with_traffic(options, Arc::new(traffic))
@@ -343,7 +357,7 @@ impl SyntheticChain {
             seed: options.seed,
             fork_salt: salt,
             gas_limit: options.gas_limit(),
-            timestamp_s: options.genesis_timestamp_s + height * options.block_time_s,
+            timestamp_s: options.timestamp_s(height),
         };
         let header = header(height, parent, &contents, &words);
         seal(&header, contents, first_tx)

@@ -1,7 +1,7 @@
 //! What the contracts of a synthetic chain say of themselves: names, symbols, decimals, supplies, interfaces, token URIs and code.
 //!
-//! All of it follows from the traffic's seed and the contract. A synthetic chain has no state, so a contract says the same at every block of every fork: a
-//! supply is a fixed number, whatever was minted and burnt.
+//! All of it follows from the traffic's seed and the contract. A contract says the same at every block of every fork: a supply is a fixed number. In an economy
+//! ([`Mix::Economy`]) that is what its holders have together; elsewhere it stands whatever was minted and burnt.
 //!
 //! As on a real chain, not every contract keeps to the standard: one token says its name as tokens of before it did, one has none, and one collection knows no
 //! URIs. The encodings are written down here on their own, as those of blocks are, and not with the codec that reads them.
@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use alloy_primitives::{Address, U256};
 
+use super::actions::Mix;
 use super::draw::Draw;
 use super::traffic::Traffic;
 
@@ -65,6 +66,8 @@ pub struct ContractAnswers {
     nameless_token: Option<usize>,
     /// The collection without URIs, by number.
     bare_collection: Option<usize>,
+    /// What is wrapped changes all the time, and a contract that says the same at every block can't say how much it is.
+    has_wrapped_supply: bool,
 }
 
 impl ContractAnswers {
@@ -88,6 +91,7 @@ impl ContractAnswers {
             old_token: contracts.erc20.len().checked_sub(2),
             nameless_token: contracts.erc20.len().checked_sub(1),
             bare_collection: contracts.erc721.len().checked_sub(1),
+            has_wrapped_supply: traffic.options().mix != Mix::Economy,
         }
     }
 
@@ -106,7 +110,12 @@ impl ContractAnswers {
                 self.text(kind, &self.symbol(kind)?)
             }
             (Kind::Erc20(_) | Kind::Wrapped, selector::DECIMALS) => Some(word(U256::from(decimals(kind)))),
-            (Kind::Erc20(_) | Kind::Wrapped, selector::TOTAL_SUPPLY) => Some(word(self.supply(to, kind))),
+            (Kind::Erc20(number), selector::TOTAL_SUPPLY) => {
+                Some(word(U256::from(supply_of(self.seed, to, number))))
+            }
+            (Kind::Wrapped, selector::TOTAL_SUPPLY) if self.has_wrapped_supply => {
+                Some(word(U256::from(supply(self.seed, to, kind))))
+            }
             (Kind::Erc721(_) | Kind::Erc1155(_), selector::SUPPORTS_INTERFACE) => {
                 let asked = arguments.first_chunk::<4>()?;
                 Some(word(U256::from(u8::from(supports(kind, *asked)))))
@@ -142,11 +151,7 @@ impl ContractAnswers {
     }
 
     fn draw_of(&self, what: u64, address: Address) -> Draw {
-        let mut words = vec![self.seed, what];
-        words.extend(
-            address.0.chunks(8).map(|bytes| bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte))),
-        );
-        Draw::of(&words)
+        draw_of(self.seed, what, address)
     }
 
     /// Two words, no pair of which comes twice among the first 240 of a chain.
@@ -179,11 +184,6 @@ impl ContractAnswers {
         Some(format!("{}{}", first.get(..1)?, second.get(..3)?).to_uppercase())
     }
 
-    fn supply(&self, token: Address, kind: Kind) -> U256 {
-        let whole = self.draw_of(SUPPLY, token).between(1, 9_999) * 1_000_000;
-        U256::from(whole) * U256::from(10).pow(U256::from(decimals(kind)))
-    }
-
     /// Where the descriptions of a collection's items would be.
     fn folder(&self, collection: Address) -> String {
         format!("ipfs://{:x}", self.draw_of(URIS, collection).word())
@@ -200,6 +200,24 @@ impl ContractAnswers {
             _ => Some(string(text)),
         }
     }
+}
+
+fn draw_of(seed: u64, what: u64, address: Address) -> Draw {
+    let mut words = vec![seed, what];
+    words.extend(
+        address.0.chunks(8).map(|bytes| bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte))),
+    );
+    Draw::of(&words)
+}
+
+/// How much of the ERC-20 token with this number there is, in its smallest unit.
+pub(crate) fn supply_of(seed: u64, token: Address, number: usize) -> u128 {
+    supply(seed, token, Kind::Erc20(number))
+}
+
+fn supply(seed: u64, token: Address, kind: Kind) -> u128 {
+    let whole = draw_of(seed, SUPPLY, token).between(1, 9_999) * 1_000_000;
+    u128::from(whole) * 10u128.pow(u32::from(decimals(kind)))
 }
 
 fn decimals(kind: Kind) -> u8 {

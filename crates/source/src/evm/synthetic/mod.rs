@@ -14,6 +14,7 @@ mod assemble;
 mod chain;
 mod contracts;
 mod draw;
+mod economy;
 mod json;
 mod live;
 mod presigned;

@@ -3,12 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use alloy_consensus::transaction::SignerRecoverable;
 use alloy_consensus::{EthereumTxEnvelope, Transaction, TxEip4844};
 use alloy_primitives::Address;
 use alloy_rlp::{Decodable, Header};
 use cairn_core::{Height, HeightRange, RawBlock, TxStatus};
-use cairn_evm::{ChainProfile, Checks, ConsensusBlock, check_block, from_consensus, from_rpc};
+use cairn_evm::{ChainProfile, Checks, ConsensusBlock, check_block, from_consensus, from_rpc, signature};
 
 use super::*;
 use crate::verify::Offload;
@@ -50,7 +49,7 @@ fn assert_transactions_in_order(chain: &SyntheticChain, fork: ForkId, to: u64) -
     for height in 0..=to {
         let block = chain.block(fork, Height(height));
         for (tx, facts) in transactions(&block).iter().zip(&block.transactions) {
-            let sender = tx.recover_signer().unwrap();
+            let sender = signature::recover(tx.signature(), tx.signature_hash()).unwrap();
             assert_eq!(sender.as_slice(), &facts.sender[..]);
             let nonce = next.entry(sender).or_default();
             assert_eq!(tx.nonce(), *nonce, "{sender} at height {height}");

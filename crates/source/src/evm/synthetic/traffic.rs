@@ -7,15 +7,16 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use alloy_consensus::crypto::secp256k1::{recover_signer, sign_message};
 use alloy_consensus::{SignableTransaction, Signed, TxEip1559, TxEip2930, TxEnvelope, TxLegacy};
 use alloy_eips::Encodable2718;
 use alloy_eips::eip2930::{AccessList, AccessListItem};
 use alloy_primitives::{Address, B256, Bloom, Log, Signature, TxKind, keccak256};
 use bytes::Bytes;
+use cairn_evm::signature;
 
 use super::actions::{Action, Contracts, Mix};
 use super::draw::{Draw, hash_words};
+use super::economy::Economy;
 
 /// What there is to a traffic.
 #[derive(Debug, Clone)]
@@ -57,6 +58,8 @@ pub(crate) struct PreparedTx {
     pub(crate) encoded: Vec<u8>,
     /// Whether it calls a contract, so that it may fail.
     pub(crate) can_fail: bool,
+    /// Whether it fails, where that doesn't depend on the fork.
+    pub(crate) fails: Option<bool>,
     pub(crate) gas_used: u64,
     pub(crate) log_count: u32,
     /// The RLP list of its logs.
@@ -79,6 +82,8 @@ pub struct Traffic {
     /// Who sends, turn by turn, round after round: the signer, and which of its turns in the round this is.
     pattern: Vec<(u32, u32)>,
     kept: Mutex<HashMap<(u64, u64), Arc<PreparedTx>>>,
+    /// Where people give away only what they have.
+    economy: Option<Mutex<Economy>>,
 }
 
 impl std::fmt::Debug for Traffic {
@@ -114,7 +119,16 @@ impl Traffic {
             signer.turns += 1;
         }
         let contracts = Contracts::new(options.seed, options.mix);
-        Traffic { options, contracts, signers, pattern, kept: Mutex::new(HashMap::new()) }
+        let economy = (options.mix == Mix::Economy).then(Mutex::default);
+        let kept = Mutex::new(HashMap::new());
+        let mut traffic = Traffic { options, contracts, signers, pattern, kept, economy };
+        if traffic.economy.is_some() {
+            traffic.contracts = traffic.contracts.clone().deployed(|g| {
+                let (signer, nonce) = traffic.turn(g);
+                traffic.account(signer).create(nonce)
+            });
+        }
+        traffic
     }
 
     /// What it was made with.
@@ -165,7 +179,13 @@ impl Traffic {
         let (signer_at, nonce) = self.turn(g);
         let signer = &self.signers[signer_at as usize];
         let mut draw = Draw::of(&[self.options.seed, TRANSACTION, stream, g]);
-        let action = Action::draw(&mut draw, self, signer.address);
+        let (action, fails) = match &self.economy {
+            Some(economy) => {
+                let deed = economy.lock().unwrap_or_else(PoisonError::into_inner).deed(self, g);
+                (deed.action(self, signer_at, g), Some(deed.fails()))
+            }
+            None => (Action::draw(&mut draw, self, signer.address), None),
+        };
         let gas_limit = action.gas_used + action.gas_used / 4;
         let to = action.to.map_or(TxKind::Create, TxKind::Call);
         let chain_id = self.options.chain_id;
@@ -223,6 +243,7 @@ impl Traffic {
             type_byte,
             encoded,
             can_fail,
+            fails,
             gas_used: action.gas_used,
             log_count: action.logs.len() as u32,
             bloom: action.logs.iter().collect(),
@@ -236,7 +257,7 @@ where
     TxEnvelope: From<Signed<T>>,
 {
     #[expect(clippy::expect_used, reason = "a key below the curve's order signs every hash")]
-    let signature = sign_message(secret, tx.signature_hash()).expect("secret_key gives valid keys");
+    let signature = signature::sign(secret, tx.signature_hash()).expect("secret_key gives valid keys");
     tx.into_signed(signature).into()
 }
 
@@ -250,15 +271,14 @@ fn secret_key(seed: u64, at: u32) -> B256 {
 fn address_of(secret: B256) -> Address {
     let message = keccak256(secret);
     #[expect(clippy::expect_used, reason = "a signature that was just made")]
-    sign_message(secret, message)
-        .ok()
-        .and_then(|signature| recover_signer(&signature, message).ok())
+    signature::sign(secret, message)
+        .and_then(|signature| signature::recover(&signature, message))
         .expect("secret_key gives valid keys")
 }
 
 /// Whether transaction `g` fails on the fork of this salt.
 pub(crate) fn fails(salt: u64, g: u64, tx: &PreparedTx, failed_percent: u64) -> bool {
-    tx.can_fail && hash_words(&[salt, OUTCOME, g]) % 100 < failed_percent
+    tx.fails.unwrap_or_else(|| tx.can_fail && hash_words(&[salt, OUTCOME, g]) % 100 < failed_percent)
 }
 
 const KEY: u64 = 1;

@@ -8,7 +8,7 @@ use super::raw::{Raw, id};
 use super::subject::{START_MS, Subject};
 use super::{Case, CaseResult, DerivedFactory};
 use crate::derived::errors::{
-    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Severity,
+    ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Recorded, Severity,
 };
 use crate::suite::check::{holds, same};
 
@@ -20,6 +20,8 @@ pub(super) fn cases() -> Vec<Case> {
         errors_are_closed,
         a_closed_error_that_happens_again_is_open,
         errors_go_with_their_blocks,
+        a_service_with_too_many_open_errors_gets_no_more_warnings,
+        closed_errors_go_when_they_are_old,
     )
 }
 
@@ -176,4 +178,64 @@ async fn errors_go_with_their_blocks(factory: Arc<dyn DerivedFactory>) -> CaseRe
     same("recorded anew", log.record(&errors[4..5]).await?, 1)?;
     let newest = log.list(&every()).await?.pop().map(|logged| logged.id);
     holds(newest > Some(ids[7]), "a number is used again")
+}
+
+async fn a_service_with_too_many_open_errors_gets_no_more_warnings(
+    factory: Arc<dyn DerivedFactory>,
+) -> CaseResult {
+    let (_subject, log) = log_of(&factory).await?;
+    let recorded = |new, dropped| Recorded { new, dropped };
+    let heights = |from: u64, to: u64| -> Vec<NewError> { (from..to).map(|n| error(n, "odd")).collect() };
+    same("nothing", log.record_within(&[], 5).await?, recorded(0, 0))?;
+    let other = NewError { service: "folder".into(), ..error(0, "odd") };
+    log.record(&[other]).await?;
+    same("within the limit", log.record_within(&heights(0, 3), 5).await?, recorded(3, 0))?;
+    // What is open already needs no room, and the same error twice needs it once.
+    let twice = [heights(1, 4), heights(3, 5)].concat();
+    same("up to the limit", log.record_within(&twice, 5).await?, recorded(2, 0))?;
+    same("over it", log.record_within(&heights(3, 9), 5).await?, recorded(0, 4))?;
+    let fatal = NewError { severity: Severity::Fatal, ..error(9, "no rows") };
+    let mixed = [heights(9, 10), vec![fatal.clone()], heights(10, 11)].concat();
+    same("a fatal one over it", log.record_within(&mixed, 5).await?, recorded(1, 2))?;
+    same("without a limit", log.record(&heights(9, 10)).await?, 1)?;
+    let of_mapper = ErrorFilter { service: Some("mapper".into()), ..every() };
+    let listed = log.list(&of_mapper).await?;
+    let found: Vec<(u64, Severity)> =
+        listed.iter().map(|logged| (logged.error.height.get(), logged.error.severity)).collect();
+    let warned = |height| (height, Severity::Warn);
+    let expected = [warned(0), warned(1), warned(2), warned(3), warned(4), (9, Severity::Fatal), warned(9)];
+    same("what is there", found, expected.to_vec())?;
+    // A closed one that happens again takes the place of an open one.
+    let ids: Vec<u64> = listed.iter().map(|logged| logged.id).collect();
+    log.resolve(&ids[..4]).await?;
+    same("three are open", log.record_within(&heights(0, 4), 5).await?, recorded(2, 2))?;
+    let open = log.list(&ErrorFilter { resolved: false, ..of_mapper }).await?;
+    let open: Vec<u64> = open.iter().map(|logged| logged.id).collect();
+    same("the open ones", open, [&ids[..2], &ids[4..]].concat())
+}
+
+async fn closed_errors_go_when_they_are_old(factory: Arc<dyn DerivedFactory>) -> CaseResult {
+    let (subject, log) = log_of(&factory).await?;
+    let mut errors: Vec<NewError> = (0..6).map(|n| error(n, "odd")).collect();
+    errors.push(NewError { severity: Severity::Fatal, ..error(6, "no rows") });
+    log.record(&errors).await?;
+    let ids: Vec<u64> = log.list(&every()).await?.iter().map(|logged| logged.id).collect();
+    let left = async || -> CaseResult<Vec<u64>> {
+        Ok(log.list(&every()).await?.iter().map(|logged| logged.id).collect())
+    };
+    subject.clock.advance_ms(1_000_000);
+    log.resolve(&ids[..4]).await?;
+    // It happens again.
+    log.record(&errors[3..4]).await?;
+    subject.clock.advance_ms(1_000);
+    log.resolve(&ids[4..5]).await?;
+    same("none is so old", log.prune_closed(2_000, 100).await?, 0)?;
+    same("no age is so great", log.prune_closed(u64::MAX, 100).await?, 0)?;
+    same("at most two", log.prune_closed(500, 2).await?, 2)?;
+    same("the last old one", log.prune_closed(500, 2).await?, 1)?;
+    same("nothing more", log.prune_closed(500, 2).await?, 0)?;
+    same("open ones and young ones are left", left().await?, ids[3..].to_vec())?;
+    // One that comes back is a new one.
+    same("recorded", log.record(&errors[..1]).await?, 1)?;
+    holds(left().await?.last() > ids.last(), "a number is used again")
 }

@@ -27,6 +27,7 @@ mod tables;
 
 mod answers;
 mod applying;
+mod attempts;
 mod breaking;
 mod committing;
 mod differential;
@@ -64,7 +65,7 @@ pub use breaking::{BROKEN, Breaker, Breaking, Countdown};
 pub use tables::catalog;
 
 /// The longest that one case may take, in seconds.
-const CASE_TIMEOUT_S: u64 = 300;
+const CASE_TIMEOUT_S: u64 = 900;
 
 /// Everything that a derived store can do.
 pub trait TestDerived: DerivedStore + DerivedDump {}
@@ -160,6 +161,7 @@ pub fn cases() -> Vec<Case> {
     [
         registering::cases(),
         leases::cases(),
+        attempts::cases(),
         committing::cases(),
         forks::cases(),
         applying::cases(),
@@ -179,7 +181,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Runs every case whose name contains `filter` (all where it is `None`), as many at a time as the factory says, and prints a line for each.
-/// A case that panics, or takes longer than five minutes, has failed. Needs a tokio runtime with time.
+/// A case that panics, or takes longer than `CASE_TIMEOUT_S`, has failed. Needs a tokio runtime with time.
 pub async fn run_all(factory: Arc<dyn DerivedFactory>, filter: Option<&str>) -> Report {
     let all = cases();
     let mut report = Report { total: all.len(), filtered: filter.is_some(), ..Report::default() };

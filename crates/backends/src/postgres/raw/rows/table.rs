@@ -229,7 +229,7 @@ fn execution_result_row(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'
     reference(row, payload, objects);
 }
 
-/// The events of a block that was cut lie by transaction, and their indexes have no gap within one (`cairn_store::layout::cut`).
+/// The events of a block that was cut lie by transaction, and their indexes grow within one (`cairn_store::layout::cut`).
 fn event_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, objects: &[PayloadRef]) {
     let Some(pieces) = &parts.pieces else { return };
     let mut rest = &pieces.events[..];
@@ -249,18 +249,20 @@ fn event_rows(rows: &mut CopyBuf, Block { block, parts, .. }: &Block<'_>, object
         };
         let id = &block.transactions[tx_index].id;
         // A block may name a transaction twice; where indexes begin anew in it, the second one's follow the first one's.
-        let mut index = match last {
-            Some((last_id, next)) if last_id == id => next.max(i64::from(first.index)),
-            _ => i64::from(first.index),
+        let shift = match last {
+            Some((last_id, next)) if last_id == id => (next - i64::from(first.index)).max(0),
+            _ => 0,
         };
+        let mut next = 0;
         for event in *events {
+            let index = shift + i64::from(event.index);
             let row = rows.row(7);
             row.i64(height).i64(index).i64(tx_index as i64).bytea(&id.0);
             inline(row, &event.payload);
             reference(row, &event.payload, objects);
-            index += 1;
+            next = index + 1;
         }
-        last = Some((id, index));
+        last = Some((id, next));
     }
 }
 

@@ -117,7 +117,7 @@ impl Archive {
         store.append(fence, batch).await.expect("appends");
         let app = derive::open_for_command(&config).await.expect("opens");
         app.adopt(UUID, ReorgMark { id: 0, digest: [0; 32] }).await.expect("adopts");
-        let mut mappers = derive::processors(&config, derive::Asked::default()).expect("workers");
+        let mut mappers = derive::processors(&config, derive::Asked::default(), None).expect("workers");
         mappers.retain(|processor| matches!(processor, Processor::Mapper(_)));
         for mapper in &mappers {
             let mut rows: BTreeMap<&'static str, Vec<Row>> = BTreeMap::new();

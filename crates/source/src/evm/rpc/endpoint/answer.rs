@@ -4,9 +4,11 @@ use super::super::batch::Kind;
 use super::super::classify::{ErrorClass, Hint, Symptom};
 use super::super::limiter::Verdict;
 use super::super::transport::{Answer, TransportError};
-use super::super::wire::{self, Decoded, ErrorObject};
+use super::super::wire::{self, Call, Decoded, ErrorObject};
 use super::{CallError, Endpoint, Outcome};
 use crate::verify::Offload;
+use bytes::Bytes;
+use cairn_core::Height;
 
 /// Larger answers are taken apart on a blocking thread.
 const INLINE_DECODE_BYTES: usize = 256 << 10;
@@ -17,10 +19,9 @@ impl Endpoint {
         let answer = answer.map_err(|error| match error {
             TransportError::TooLarge { max_bytes } => CallError {
                 class: ErrorClass::TooWide,
-                hint: Hint::None,
-                message: format!("its answer is larger than {max_bytes} bytes (max_response_bytes)"),
-                retry_after_ms: None,
-                answered: false,
+                ..CallError::transient(format!(
+                    "its answer is larger than {max_bytes} bytes (max_response_bytes)"
+                ))
             },
             TransportError::TimedOut(message) => {
                 CallError { hint: Hint::TimedOut, ..CallError::transient(message) }
@@ -33,18 +34,29 @@ impl Endpoint {
             let symptom =
                 Symptom { http_status: Some(answer.status), code: Some(error.code), text: &error.message };
             let (class, hint) = self.classifier.classify(symptom);
-            let message = self.name.scrub(&format!("{} (code {})", error.message, error.code));
-            CallError { class, hint, message, retry_after_ms, answered: true }
+            let status =
+                if answer.status == 200 { String::new() } else { format!("HTTP {}, ", answer.status) };
+            let message = self.name.scrub(&format!("{status}{} (code {})", error.message, error.code));
+            CallError { class, hint, retry_after_ms, answered: true, ..CallError::transient(message) }
         };
         let good_status = (200..300).contains(&answer.status);
         let decoded = if answer.body.len() <= INLINE_DECODE_BYTES {
-            wire::decode(&answer.body, unit)
+            decode(&answer.body, unit)
         } else {
             let (body, unit) = (answer.body.clone(), unit.to_vec());
-            let decode = move || wire::decode(&body, &unit);
+            let decode = move || decode(&body, &unit);
             let decoded = Offload::Blocking.run(self.name.as_str(), decode).await;
             decoded.unwrap_or_else(|error| Err(error.to_string()))
         };
+        let decoded = decoded.map(|(decoded, was_broken)| {
+            if was_broken {
+                self.meters.broken_text();
+                if let Some(held_back) = self.broken_log.open() {
+                    tracing::warn!(endpoint = %self.name, held_back, "an answer has bytes that are no UTF-8; escapes take their place");
+                }
+            }
+            decoded
+        });
         match decoded {
             Ok(Decoded::Failed(error)) => Err(classify(error)),
             Ok(Decoded::Items(items)) if good_status || items.iter().flatten().any(Result::is_err) => {
@@ -72,13 +84,7 @@ impl Endpoint {
                     Err(why) => format!("HTTP {}, {why}: {body}", answer.status),
                     Ok(_) => format!("HTTP {}: {body}", answer.status),
                 };
-                Err(CallError {
-                    class,
-                    hint,
-                    message: self.name.scrub(&why),
-                    retry_after_ms,
-                    answered: false,
-                })
+                Err(CallError { class, hint, retry_after_ms, ..CallError::transient(self.name.scrub(&why)) })
             }
         }
     }
@@ -103,12 +109,7 @@ impl Endpoint {
                         width.too_wide(items);
                         Verdict::Answered
                     }
-                    ErrorClass::Permanent => {
-                        if items > 1 {
-                            width.too_wide(items);
-                        }
-                        Verdict::Answered
-                    }
+                    ErrorClass::Refused => Verdict::Answered,
                 };
             }
             Ok(results) => results,
@@ -126,7 +127,7 @@ impl Endpoint {
                 ErrorClass::RateLimited => limited = Some(error.retry_after_ms),
                 ErrorClass::Transient => failed += 1,
                 ErrorClass::TooWide => too_wide = true,
-                ErrorClass::Permanent => {}
+                ErrorClass::Refused => {}
             }
         }
         if too_wide {
@@ -143,19 +144,32 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn log_trouble(&self, outcome: &Outcome) {
+    pub(super) fn log_trouble(&self, outcome: &Outcome, calls: &[Call], unit: &[usize]) {
         let first = match outcome {
-            Err(error) => Some(error),
-            Ok(results) => results.iter().find_map(|result| result.as_ref().err()),
+            Err(error) => unit.first().map(|position| (error, *position)),
+            Ok(results) => {
+                let mut failed =
+                    unit.iter().zip(results).filter_map(|(at, result)| Some((result.as_ref().err()?, *at)));
+                failed.next()
+            }
         };
-        if let Some(error) = first
+        if let Some((error, position)) = first
             && let Some(held_back) = self.log.open()
         {
+            let error = error.clone().of(&calls[position]);
             tracing::warn!(
-                endpoint = %self.name, class = error.class.name(), error = error.message, held_back, bound_by = self.limiter.bound_by(),
-                "requests fail"
+                endpoint = %self.name, class = error.class.name(), height = error.height.map(Height::get), error = error.words(),
+                held_back, bound_by = self.limiter.bound_by(), "requests fail"
             );
         }
+    }
+}
+
+/// Takes an answer apart, with escapes for bytes that are no UTF-8; says whether there was any.
+fn decode(body: &Bytes, unit: &[usize]) -> Result<(Decoded, bool), String> {
+    match wire::escape_broken_utf8(body)? {
+        Some(escaped) => Ok((wire::decode(&escaped, unit)?, true)),
+        None => Ok((wire::decode(body, unit)?, false)),
     }
 }
 
@@ -165,7 +179,7 @@ pub(super) fn worst(outcome: &Outcome) -> Option<ErrorClass> {
         ErrorClass::RateLimited => 3,
         ErrorClass::Transient => 2,
         ErrorClass::TooWide => 1,
-        ErrorClass::Permanent => 0,
+        ErrorClass::Refused => 0,
     };
     match outcome {
         Err(error) => Some(error.class),

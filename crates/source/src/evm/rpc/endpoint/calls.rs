@@ -1,6 +1,5 @@
 //! Calls in batches: sent, matched, and where they fail asked again.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -8,7 +7,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::super::batch::Kind;
+use super::super::batch::{Cut, Kind};
 use super::super::classify::{ErrorClass, Hint};
 use super::super::limiter::{Readiness, Verdict};
 use super::super::memory::CallMemory;
@@ -17,6 +16,18 @@ use super::super::wire::{self, Call};
 use super::answer::worst;
 use super::{CallError, CallResult, Endpoint, NULL, Outcome, Patience};
 use crate::Result;
+
+/// Tries of a batch before it is halved; its parts have one each.
+const TRIES_OF_A_BATCH: u32 = 2;
+
+/// Calls that are still to be asked together.
+struct Work {
+    unit: Vec<usize>,
+    /// How often it was tried at this width.
+    tries: u32,
+    /// What it was cut from.
+    cut: Option<Cut>,
+}
 
 impl Endpoint {
     /// One call.
@@ -36,8 +47,8 @@ impl Endpoint {
 
     /// Many calls of one kind, in batches of the learned width, results in the order of the calls.
     ///
-    /// Failed items alone are asked for again, in units that are never larger than the one in which they failed. What a node says it doesn't
-    /// know ("block not found") is `null`.
+    /// Failed items alone are asked for again, in units that are never larger than the one in which they failed. A batch that fails twice, however it
+    /// fails, is halved, in the end to single calls. What a node says it doesn't know ("block not found") is `null`.
     pub async fn call_many(
         &self,
         kind: Kind,
@@ -58,7 +69,8 @@ impl Endpoint {
             }
         }
         let missing = || Err(CallError::transient("no result"));
-        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+        let results = results.into_iter().map(|result| result.unwrap_or_else(missing));
+        results.zip(calls).map(|(result, call)| result.map_err(|error| error.of(call))).collect()
     }
 
     /// One batch, with everything that becomes of it.
@@ -71,65 +83,94 @@ impl Endpoint {
         memory: &Arc<CallMemory>,
     ) -> Vec<(usize, CallResult)> {
         let mut done = Vec::with_capacity(unit.len());
-        let mut attempts: HashMap<usize, u32> = HashMap::new();
+        let mut is_answered = false;
         // A stack of units that are still to be asked, each a part of the first.
-        let mut work = vec![unit];
-        while let Some(unit) = work.pop() {
+        let mut work = vec![Work { unit, tries: 0, cut: None }];
+        while let Some(Work { unit, tries, cut }) = work.pop() {
             let mut again = Vec::new();
             let mut narrower = Vec::new();
+            let mut narrower_because = None;
             let mut pause = 0;
+            let tries = tries + 1;
             let lone = unit.len() == 1;
-            let (results, whole_failed) = match self.request(kind, calls, &unit, patience, memory).await {
+            let tries_left =
+                tries < if lone { patience.attempts } else { patience.attempts.min(TRIES_OF_A_BATCH) };
+            let (results, is_unanswered) = match self.request(kind, calls, &unit, patience, memory).await {
                 Ok(results) => (results, false),
                 Err(error) => (vec![Err(error); unit.len()], true),
             };
+            let whole_failed = results.iter().all(Result::is_err);
+            if let Some(cut) = cut
+                && !whole_failed
+            {
+                self.width(kind).was_cut(cut);
+            }
             for (&position, result) in unit.iter().zip(results) {
                 let error = match result {
                     Ok(result) => {
+                        is_answered = true;
                         done.push((position, Ok(result)));
                         continue;
                     }
                     Err(error) => error,
                 };
-                let refused = error.hint == Hint::Refused;
-                match error.class {
-                    _ if error.hint == Hint::NotFound => done.push((position, Ok(Bytes::from_static(NULL)))),
-                    ErrorClass::TooWide if !lone => narrower.push(position),
-                    // A refusal of the whole may be a refusal of batches: one call alone tells.
-                    ErrorClass::Permanent if whole_failed && !lone && !refused => narrower.push(position),
-                    ErrorClass::TooWide | ErrorClass::Permanent => done.push((position, Err(error))),
-                    ErrorClass::RateLimited | ErrorClass::Transient => {
-                        let tried = attempts.entry(position).or_insert(0);
-                        *tried += 1;
-                        if *tried >= patience.attempts {
-                            done.push((position, Err(error)));
-                        } else {
-                            pause = pause.max(if error.class == ErrorClass::Transient { *tried } else { 0 });
-                            if error.hint == Hint::TimedOut && !lone { &mut narrower } else { &mut again }
-                                .push(position);
-                        }
+                let narrows = match error.hint {
+                    Hint::NotFound => {
+                        is_answered = true;
+                        done.push((position, Ok(Bytes::from_static(NULL))));
+                        continue;
                     }
+                    Hint::Away => false,
+                    // Said of the batch, it may be the batch that is missing.
+                    Hint::MethodMissing | Hint::StateMissing => is_unanswered,
+                    Hint::TimedOut => true,
+                    Hint::None | Hint::Refused => match error.class {
+                        ErrorClass::TooWide => true,
+                        // A refusal of the whole may be a refusal of batches: one call alone tells.
+                        ErrorClass::Refused => whole_failed,
+                        ErrorClass::RateLimited | ErrorClass::Transient => !tries_left,
+                    },
+                };
+                let may_pass = matches!(error.class, ErrorClass::RateLimited | ErrorClass::Transient);
+                if error.class == ErrorClass::Transient {
+                    pause = pause.max(tries);
+                }
+                if narrows && !lone {
+                    narrower_because.get_or_insert(error.class);
+                    narrower.push(position);
+                } else if may_pass && tries_left && error.hint != Hint::Away {
+                    again.push(position);
+                } else {
+                    done.push((position, Err(error)));
                 }
             }
-            // One call alone that finds the method missing speaks for all that are left.
+            // One call alone that fails speaks for all that are left, where its method is missing, or nothing was answered at all: an outage is not asked
+            // about call by call. One that is too large speaks for itself.
             if lone
+                && again.is_empty()
                 && let Some((_, Err(error))) = done.last()
-                && error.hint == Hint::MethodMissing
+                && (error.hint == Hint::MethodMissing || (!is_answered && error.class != ErrorClass::TooWide))
             {
                 let error = error.clone();
-                done.extend(work.drain(..).flatten().map(|position| (position, Err(error.clone()))));
+                let left = work.drain(..).flat_map(|work| work.unit);
+                done.extend(left.map(|position| (position, Err(error.clone()))));
                 continue;
             }
-            if !narrower.is_empty() {
+            self.meters.retries((again.len() + narrower.len()) as u64);
+            if let Some(class) = narrower_because {
                 // Strictly narrower than the unit that failed, and without overlap (E13).
                 let at_most = (unit.len() / 2).max(1);
-                work.extend(narrower.chunks(at_most).rev().map(<[usize]>::to_vec));
+                let cut = Some(Cut { items: unit.len(), class });
+                work.extend(narrower.chunks(at_most).rev().map(|part| Work {
+                    unit: part.to_vec(),
+                    tries: 1,
+                    cut,
+                }));
             }
-            self.meters.retries((again.len() + narrower.len()) as u64);
             if !again.is_empty() {
-                work.push(again);
+                work.push(Work { unit: again, tries, cut });
             }
-            if pause > 0 {
+            if pause > 0 && !work.is_empty() {
                 let pause = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).pause(pause);
                 tokio::time::sleep(pause).await;
             }
@@ -150,12 +191,13 @@ impl Endpoint {
         loop {
             let permit = self.limiter.acquire(patience.max_wait).await.map_err(|left| CallError {
                 class: ErrorClass::RateLimited,
-                hint: Hint::None,
-                message: format!("it is {}", self.limiter.bound_by()),
+                hint: Hint::Away,
+                message: self.away(),
                 retry_after_ms: Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
-                answered: false,
+                ..CallError::transient("")
             })?;
             self.meters.in_flight(self.limiter.in_flight());
+            self.pace.slots(items).await;
             let begun = Instant::now();
             let answer = self.transport.post(wire::encode(calls, unit), memory).await;
             let took = begun.elapsed();
@@ -167,6 +209,10 @@ impl Endpoint {
             }
             let bytes = answer.as_ref().map_or(0, |answer| answer.body.len() as u64);
             let outcome = self.read(answer, unit).await;
+            if let Err(error) = &outcome {
+                *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(error.message.clone());
+            }
             let verdict = self.learn(kind, items, bytes, &outcome);
             permit.end(verdict);
             self.meters.in_flight(self.limiter.in_flight());
@@ -174,7 +220,7 @@ impl Endpoint {
             self.meters.request(kind.name(), worst.map_or("ok", ErrorClass::name), bytes, took);
             self.meters.batch_items(kind.name(), self.width(kind).items());
             if verdict != Verdict::Answered {
-                self.log_trouble(&outcome);
+                self.log_trouble(&outcome, calls, unit);
                 if self.limiter.readiness() != Readiness::Ready {
                     self.chain_checked.store(false, Ordering::Release);
                 }

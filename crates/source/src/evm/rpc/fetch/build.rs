@@ -2,11 +2,10 @@
 
 use bytes::Bytes;
 use cairn_core::RawBlock;
-use cairn_evm::ChainProfile;
+use cairn_evm::{ChainProfile, Checks};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
-use super::beside::Beside;
+use super::beside::{Beside, Traces};
 use super::receipts::Receipts;
 use super::{BlockJson, Body, Fetch, Part, Stop};
 use crate::Result;
@@ -41,6 +40,7 @@ impl Fetch<'_> {
             Err(error) => Part::none(Stop::Failed(error)),
             Ok((blocks, problem)) => {
                 let stop = problem.map(|(height, problem)| {
+                    self.endpoint.ways().refuse_receipts(height);
                     Stop::Failed(self.inconsistent(height, problem.check, problem.message))
                 });
                 Part { blocks, stop }
@@ -68,11 +68,8 @@ fn build_block(
     beside: Beside,
     profile: &ChainProfile,
 ) -> Result<RawBlock, Problem> {
-    let listed = body.outline.txs.len();
-    let height = body.outline.height;
-    let parse = |text: Bytes, part: &str| {
-        serde_json::from_slice::<Value>(&text).map_err(|error| Problem::json(part, &error))
-    };
+    let parse =
+        |text: Bytes, part: &str| cairn_evm::json::parse(&text).map_err(|error| Problem::json(part, &error));
     let block = match body.json {
         BlockJson::Whole(text) => parse(text, "block")?,
         BlockJson::Pieces { header, transactions } => {
@@ -86,9 +83,10 @@ fn build_block(
         }
     };
     let receipts: Vec<Value> = match receipts {
-        Receipts::Whole(text) => {
-            serde_json::from_slice(&text).map_err(|error| Problem::json("receipts", &error))?
-        }
+        Receipts::Whole(text) => match parse(text, "receipts")? {
+            Value::Array(receipts) => receipts,
+            _ => return Err(Problem { check: "receipts".into(), message: "they are no list".into() }),
+        },
         Receipts::Each(texts) => {
             texts.into_iter().map(|text| parse(text, "receipts")).collect::<Result<_, _>>()?
         }
@@ -103,11 +101,13 @@ fn build_block(
         beside.ommers.into_iter().map(|text| parse(text, "ommers")).collect::<Result<Vec<_>, _>>()?;
     let extra = cairn_evm::Beside { raw_transactions: beside.raw_transactions, ommers };
     let mut built = cairn_evm::from_rpc_with(block, receipts, extra, profile).map_err(codec)?;
-    if let Some(text) = beside.traces {
-        let answer: &RawValue =
-            serde_json::from_slice(&text).map_err(|error| Problem::json("traces", &error))?;
-        let listed = &built.transactions[..listed.min(built.transactions.len())];
-        built.traces = Some(cairn_evm::traces::from_rpc(height, answer, listed).map_err(codec)?);
+    match beside.traces {
+        Traces::Unwanted => {}
+        Traces::All(stored) => built.traces = Some(stored),
+        Traces::Some(stored) => {
+            built.traces = stored;
+            built.facts.unverified |= Checks::MISSING_TRACES.bits();
+        }
     }
     Ok(built)
 }

@@ -41,7 +41,7 @@ pub fn presign(
 ) -> Result<()> {
     let part = path.with_extension("part");
     let failed = |what: &str, error: &dyn std::fmt::Display| {
-        SourceError::Invalid(format!("can't {what} the presigned chain {}: {error}", path.display()))
+        SourceError::File(format!("can't {what} the presigned chain {}: {error}", path.display()))
     };
     let file = File::create(&part).map_err(|error| failed("create", &error))?;
     let mut out = BufWriter::with_capacity(1 << 20, file);

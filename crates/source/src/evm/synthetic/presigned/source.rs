@@ -209,7 +209,7 @@ impl OpenFile {
 }
 
 fn broken(path: &Path, message: String) -> SourceError {
-    SourceError::Invalid(format!(
+    SourceError::File(format!(
         "{} is no presigned chain ({message}); remove it and make it again",
         path.display()
     ))
