@@ -303,7 +303,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use cairn_api::health::{Readiness, ReadinessLimits};
-    use cairn_core::SystemClock;
+    use cairn_core::{BlockId, BlockRef, ChainId, SystemClock};
+    use cairn_store::derived::memory::MemoryDerived;
+    use cairn_store::derived::{Catalog, ClaimRequest, Coordinator, LeaseEnd, MAX_ATTEMPTS, ReorgApplier};
+    use cairn_store::{RawSnapshot, ReorgMark, StoreInfo};
 
     use super::*;
 
@@ -329,5 +332,105 @@ mod tests {
             () = told => {}
             () = watch_deriver(&health, status) => unreachable!("it watches for ever"),
         }
+    }
+
+    const UUID: [u8; 16] = [7; 16];
+
+    /// A raw store of which only the head row is read.
+    struct HeadAt(u64);
+
+    #[async_trait::async_trait]
+    impl RawReader for HeadAt {
+        async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>, StoreError> {
+            Err(StoreError::Busy("only the head is read".into()))
+        }
+
+        async fn head(&self) -> Result<HeadRow, StoreError> {
+            let info = StoreInfo { uuid: UUID, chain_id: ChainId(1), chain_config: Default::default() };
+            let tip = BlockRef { height: Height(self.0), id: BlockId([1; 32]) };
+            Ok(HeadRow { first: Some(Height(0)), tip: Some(tip), ..HeadRow::new(info) })
+        }
+    }
+
+    /// Tables that nobody derives, of an archive with this tip.
+    async fn tables_of(config: &Config, tip: u64, services: &[&str]) -> (MemoryDerived, Tables) {
+        let app = MemoryDerived::new(Catalog::new([]).expect("works"), Arc::new(SystemClock));
+        app.adopt(UUID, ReorgMark::default()).await.expect("adopts");
+        for service in services {
+            app.register(service, Height(0)).await.expect("registers");
+        }
+        (app.clone(), Tables::of(config, Arc::new(HeadAt(tip)), Arc::new(app)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_stands_still_below_the_tip_is_not_ready_after_the_limit() {
+        let config = Config::default();
+        let (app, mut tables) = tables_of(&config, 50, &["stats_worker"]).await;
+        assert_eq!(tables.look().await.expect("looks"), None, "50 blocks are allowed");
+        tokio::time::advance(Duration::from_secs(config.health.max_age_s)).await;
+        let (state, reason) = tables.look().await.expect("looks").expect("it stands still");
+        assert_eq!(state, ReadyState::TablesFrozen);
+        assert!(reason.contains("stats_worker") && reason.contains("--role work"), "{reason}");
+        app.set_paused("stats_worker", true).await.expect("pauses");
+        assert_eq!(tables.look().await.expect("looks"), None, "a pause is an operator's wish");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_at_the_tip_is_ready_however_long_no_block_comes() {
+        let config = Config::default();
+        let (app, mut tables) = tables_of(&config, 0, &[]).await;
+        app.register("stats_worker", Height(1)).await.expect("registers");
+        for _ in 0..3 {
+            assert_eq!(tables.look().await.expect("looks"), None);
+            tokio::time::advance(Duration::from_secs(config.health.max_age_s)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_nobody_waits_for_keeps_nothing_from_being_ready() {
+        let mut config = Config::default();
+        config.derive.disabled = vec!["stats_worker".into()];
+        let (_, mut tables) = tables_of(&config, 50_000, &["stats_worker"]).await;
+        tokio::time::advance(Duration::from_secs(10 * config.health.max_age_s)).await;
+        assert_eq!(tables.look().await.expect("looks"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_too_far_below_the_tip_is_not_ready() {
+        let config = Config::default();
+        let tip = config.health.max_table_lag_heights;
+        let (_, mut tables) = tables_of(&config, tip, &["stats_worker"]).await;
+        let (state, reason) = tables.look().await.expect("looks").expect("it lags");
+        assert_eq!(state, ReadyState::TablesLagging);
+        assert!(reason.contains(&format!("{} are allowed", tip)), "{reason}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_range_of_a_required_worker_is_not_ready_until_it_is_retried() {
+        let config = Config::default();
+        let (app, mut tables) = tables_of(&config, 50, &["stats_worker"]).await;
+        let request = ClaimRequest {
+            service: "stats_worker".into(),
+            version: 1,
+            owner: "test".into(),
+            ttl_ms: 60_000,
+            range_heights: 1_000,
+            first: Height(0),
+            limit_exclusive: Height(51),
+            stop_exclusive: None,
+            in_order: true,
+        };
+        for attempt in 0..MAX_ATTEMPTS {
+            assert_eq!(tables.look().await.expect("looks"), None, "after {attempt} attempts");
+            let lease = app.claim(&request).await.expect("claims").expect("a lease");
+            let bad = LeaseEnd::Bad { message: "a bad block".into(), retry_in_ms: 0 };
+            app.end(&lease, bad).await.expect("ends");
+        }
+        let (state, reason) = tables.look().await.expect("looks").expect("it is dead");
+        assert_eq!(state, ReadyState::DeadRange);
+        assert!(reason.contains("`cairn leases retry "), "{reason}");
+        let dead = app.dead_leases(10).await.expect("reads");
+        app.retry_lease(dead[0].id).await.expect("retries");
+        assert_eq!(tables.look().await.expect("looks"), None);
     }
 }

@@ -1,15 +1,18 @@
 //! Checking what is stored: every block against its own hashes and roots, its link to the block before, and its index entries.
 //!
-//! Reads in bounded pieces, one snapshot each, so it runs beside an ingester; heights that a reorg takes away meanwhile are read
-//! again. Changes nothing.
+//! Reads in bounded pieces, one snapshot each, so it runs beside an ingester. A reorg between two pieces looks like damage: what
+//! is wrong above the finalized height is checked once more, each height in one snapshot. Changes nothing.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use cairn_core::{BlockId, Height, HeightRange, IndexKey, Parts, StoredBlock};
 use cairn_store::runs::RunKind;
-use cairn_store::{IndexFingerprint, RawReader, StoreError};
+use cairn_store::{IndexFingerprint, RawReader, RawSnapshot, StoreError};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 /// How many bytes of blocks are read at a time.
 const READ_BYTES: u64 = 32 << 20;
@@ -95,6 +98,62 @@ pub async fn audit(
     auditor: Arc<dyn BlockAuditor>,
     range: HeightRange,
     max_findings: usize,
+    progress: impl FnMut(Height),
+) -> Result<AuditReport, StoreError> {
+    let finalized = store.head().await?.finalized.map(|block| block.height);
+    audit_above(finalized, store, &auditor, range, max_findings, progress).await
+}
+
+/// Drops of the findings above `finalized` those that one snapshot does not show, until `room` are left. Below it no reorg can
+/// have been in between.
+fn confirmed<'a>(
+    finalized: Option<Height>,
+    store: &'a Arc<dyn RawReader>,
+    auditor: &'a Arc<dyn BlockAuditor>,
+    mut findings: Vec<Finding>,
+    room: usize,
+) -> BoxFuture<'a, Result<Vec<Finding>, StoreError>> {
+    let doubtful: BTreeSet<Height> = findings
+        .extract_if(.., |finding| {
+            // Of several heights, one read told, in one snapshot.
+            let several = matches!(finding.subject, Subject::Index(heights) if heights.len() > 1);
+            Some(finding.height) > finalized && !several
+        })
+        .map(|finding| finding.height)
+        .collect();
+    let everything_is_final = Some(Height(u64::MAX));
+    async move {
+        for height in doubtful {
+            if findings.len() >= room {
+                break;
+            }
+            let pinned: Arc<dyn RawReader> = Arc::new(Pinned(store.snapshot().await?));
+            let range = HeightRange::one(height);
+            let found = audit_above(everything_is_final, &pinned, auditor, range, usize::MAX, |_| ()).await?;
+            findings.extend(found.findings.into_iter().filter(|finding| finding.height == height));
+        }
+        Ok(findings)
+    }
+    .boxed()
+}
+
+/// Gives the one snapshot to each who asks.
+struct Pinned(Arc<dyn RawSnapshot>);
+
+#[async_trait]
+impl RawReader for Pinned {
+    async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>, StoreError> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Checks `range` piece by piece. What is wrong above `finalized` is checked once more in one snapshot.
+async fn audit_above(
+    finalized: Option<Height>,
+    store: &Arc<dyn RawReader>,
+    auditor: &Arc<dyn BlockAuditor>,
+    range: HeightRange,
+    max_findings: usize,
     mut progress: impl FnMut(Height),
 ) -> Result<AuditReport, StoreError> {
     let mut report = AuditReport::default();
@@ -139,20 +198,23 @@ pub async fn audit(
             // A reorg took the rest away.
             let Some(last) = blocks.last() else { break };
             at = last.facts.height.next();
-            let auditor = auditor.clone();
-            let checked = check_blocks(auditor, blocks, before).await?;
+            let checked = check_blocks(auditor.clone(), blocks, before).await?;
             before = checked.last_id;
             report.blocks += checked.blocks;
             report.transactions += checked.transactions;
             report.relaxed_blocks += checked.relaxed_blocks;
-            report.findings.extend(checked.findings);
+            let room = max_findings - report.findings.len();
+            let found = confirmed(finalized, store, auditor, checked.findings, room).await?;
+            report.findings.extend(found);
             expected.extend(checked.fingerprints);
             if let Some(done) = at.prev() {
                 progress(done);
             }
         }
         if report.findings.len() < max_findings {
-            compare_index(store, segment, &expected, &unreadable, &mut report).await?;
+            let found = compare_index(store, segment, &expected, &unreadable).await?;
+            let room = max_findings - report.findings.len();
+            report.findings.extend(confirmed(finalized, store, auditor, found, room).await?);
         }
     }
     report.findings.truncate(max_findings);
@@ -245,28 +307,26 @@ async fn compare_index(
     segment: HeightRange,
     expected: &[IndexFingerprint],
     unreadable: &BTreeSet<Height>,
-    report: &mut AuditReport,
-) -> Result<(), StoreError> {
+) -> Result<Vec<Finding>, StoreError> {
     let actual = match store.snapshot().await?.index_fingerprints(segment).await {
         Ok(actual) => actual,
         Err(StoreError::Corrupt { place, what }) => {
             let problem = format!("{place}: {what}");
             let subject = Subject::Index(segment);
-            report.findings.push(Finding { height: segment.start(), subject, problem });
-            return Ok(());
+            return Ok(vec![Finding { height: segment.start(), subject, problem }]);
         }
         Err(error) => return Err(error),
+    };
+    let mut findings = Vec::new();
+    let mut wrong = |height: Height, problem: String| {
+        findings.push(Finding { height, subject: Subject::Index(HeightRange::one(height)), problem });
     };
     // What belongs to a block that can't be read isn't known.
     let mut actual = actual.into_iter().filter(|found| !unreadable.contains(&found.height)).peekable();
     for want in expected {
         while let Some(extra) = actual.next_if(|found| found.height < want.height) {
             let problem = format!("index: {} entries of a block that is not stored", extra.entries);
-            report.findings.push(Finding {
-                height: extra.height,
-                subject: Subject::Index(HeightRange::one(extra.height)),
-                problem,
-            });
+            wrong(extra.height, problem);
         }
         let found = actual
             .next_if(|found| found.height == want.height)
@@ -278,20 +338,12 @@ async fn compare_index(
                 want.entries,
                 if found.entries == want.entries { "; some differ" } else { "" }
             );
-            report.findings.push(Finding {
-                height: want.height,
-                subject: Subject::Index(HeightRange::one(want.height)),
-                problem,
-            });
+            wrong(want.height, problem);
         }
     }
     for extra in actual {
         let problem = format!("index: {} entries of a block that is not stored", extra.entries);
-        report.findings.push(Finding {
-            height: extra.height,
-            subject: Subject::Index(HeightRange::one(extra.height)),
-            problem,
-        });
+        wrong(extra.height, problem);
     }
-    Ok(())
+    Ok(findings)
 }

@@ -125,12 +125,16 @@ impl Worker {
             }
             // Before there is a head nothing is claimed.
             let Some(limit) = self.raw_limit() else { continue };
-            let Some(look) = self.look().await else { continue };
+            // A lease that expired is seen once it is reaped, and nobody may be there to reap it. A store that refuses each look tells a claim why.
+            let is_time = since.elapsed() >= CLAIM_AFTER;
+            let look = match self.look().await {
+                Some(look) => look,
+                None if is_time => return,
+                None => continue,
+            };
             if look.is_paused(name) {
                 continue;
             }
-            // A lease that expired is seen once it is reaped, and nobody may be there to reap it.
-            let is_time = since.elapsed() >= CLAIM_AFTER;
             if is_time || look.may_be_due(name) || !look.is_covered(name, limit, self.in_order()) {
                 return;
             }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use async_trait::async_trait;
 use cairn_core::{ChainId, Height, HeightRange, IndexKey, StoredBlock, SystemClock};
 use cairn_pipeline::audit::{AuditReport, BlockAuditor, Subject, audit};
 use cairn_store::memory::MemoryStore;
-use cairn_store::suite::blocks::chain;
-use cairn_store::{AppendBatch, RawReader, RawWriter, StoreInfo};
+use cairn_store::suite::blocks::{chain, chain_after};
+use cairn_store::{AppendBatch, Fence, RawReader, RawSnapshot, RawWriter, Rollback, StoreError, StoreInfo};
 
 /// Finds nothing wrong with a block, and knows the terms of each.
 struct Known(BTreeMap<Height, Vec<IndexKey>>);
@@ -69,4 +71,65 @@ async fn i06_a_missing_block_just_before_the_range_is_named() {
     assert!(audited(&[5], (7, 9)).await.findings.is_empty());
     let both = audited(&[5, 6], (6, 8)).await;
     assert_eq!(both.findings[0].subject, Subject::Missing(HeightRange::new(Height(5), Height(7))));
+}
+
+/// Replaces the blocks from height 15 on by another fork, just before its `reorg_at`th snapshot.
+struct Reorganises {
+    store: MemoryStore,
+    fence: Fence,
+    snapshots: AtomicU64,
+    reorg_at: u64,
+}
+
+#[async_trait]
+impl RawReader for Reorganises {
+    async fn snapshot(&self) -> Result<Arc<dyn RawSnapshot>, StoreError> {
+        if self.snapshots.fetch_add(1, Ordering::Relaxed) == self.reorg_at {
+            let common = chain(0, 20, 0)[14].block_ref();
+            self.store.rollback(self.fence, Rollback { common, max_depth: 10, decided_at_ms: 0 }).await?;
+            let blocks = chain_after(common.id, Height(15), 4, 1);
+            self.store.append(self.fence, AppendBatch { blocks, ..AppendBatch::default() }).await?;
+        }
+        self.store.snapshot().await
+    }
+}
+
+/// Knows the terms of the blocks of both forks.
+struct KnowsForks;
+
+impl BlockAuditor for KnowsForks {
+    fn problems(&self, _: &StoredBlock) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn log_terms(&self, block: &StoredBlock) -> Result<Vec<IndexKey>, String> {
+        let first = chain(0, 20, 0);
+        let second = chain_after(first[14].facts.id, Height(15), 4, 1);
+        let found = first.into_iter().chain(second).find(|known| known.facts.id == block.facts.id);
+        Ok(found.ok_or("not known")?.log_terms)
+    }
+}
+
+/// An audit beside an ingester took a block from before a reorg, its index entries from after it, and named them as damage.
+#[tokio::test]
+async fn i06_a_reorg_between_two_reads_is_no_finding() {
+    let mut reorgs = 0;
+    for reorg_at in 0..12 {
+        let store = MemoryStore::new(Arc::new(SystemClock));
+        store
+            .init(StoreInfo { uuid: [7; 16], chain_id: ChainId(1), chain_config: Default::default() })
+            .await
+            .expect("init");
+        let fence = store.acquire().await.expect("acquire").fence;
+        let blocks = chain(0, 20, 0);
+        store.append(fence, AppendBatch { blocks, ..AppendBatch::default() }).await.expect("append");
+        let snapshots = AtomicU64::new(0);
+        let store = Arc::new(Reorganises { store, fence, snapshots, reorg_at });
+        let reader: Arc<dyn RawReader> = store.clone();
+        let range = HeightRange::inclusive(Height(0), Height(19));
+        let report = audit(&reader, Arc::new(KnowsForks), range, 100, |_| {}).await.expect("an audit");
+        assert_eq!(report.findings, [], "a reorg before snapshot {reorg_at}");
+        reorgs += u64::from(store.snapshots.load(Ordering::Relaxed) > reorg_at);
+    }
+    assert!(reorgs > 3, "the audit took more snapshots than {reorgs}");
 }
