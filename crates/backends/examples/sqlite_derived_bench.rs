@@ -114,6 +114,7 @@ fn commit(chunk: HeightRange, finalized: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(finalized),
         ttl_ms: 60_000,
@@ -157,7 +158,7 @@ async fn fold(
         states.extend(row.map(|row| StateRow { row, undo }));
     }
     let states = vec![StateRows { table: HOLDINGS.name, rows: states }];
-    Ok(ChunkCommit { folded_at: Some(0), states, ..commit(chunk, finalized) })
+    Ok(ChunkCommit { folded_at: Some(FoldedAt::applied(0)), states, ..commit(chunk, finalized) })
 }
 
 async fn claim(

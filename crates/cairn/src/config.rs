@@ -41,6 +41,7 @@ const FOREIGN_ENV: &[&str] = &[
     // Of `./dev`.
     "answer_blocks",
     "anvil_port",
+    "correcting_seeds",
     "flow_emulator_admin_port",
     "flow_emulator_port",
     "geth_port",

@@ -11,7 +11,7 @@ use cairn_explorer::decode::evm::wrapped::WrappedTokens;
 use cairn_explorer::processors::Settings;
 use cairn_explorer::processors::evm::node::ContractNode;
 use cairn_explorer::processors::flow::node::ScriptNode;
-use cairn_pipeline::derive::processor::{Processor, ServiceInfo};
+use cairn_pipeline::derive::processor::{Folder, Processor, ServiceInfo};
 use cairn_pipeline::derive::status::{DeriveStatus, Halt};
 use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy, in_order_of_upstreams};
 use cairn_store::derived::{
@@ -88,6 +88,20 @@ pub fn processors(
     }
     processors.retain(|processor| !disabled.iter().any(|name| name == processor.service().name));
     Ok(processors)
+}
+
+/// Every folder of the chain, those that the configuration disables included.
+pub fn folders(config: &Config) -> Vec<Arc<dyn Folder>> {
+    let network = match config.chain() {
+        Chain::Evm => None,
+        Chain::Flow(network) => Some(network),
+    };
+    let processors = config.chain().processors(&Settings { network, ..Settings::default() });
+    let folders = processors.into_iter().filter_map(|processor| match processor {
+        Processor::Folder(folder) => Some(folder),
+        Processor::Mapper(_) | Processor::Enricher(_) => None,
+    });
+    folders.collect()
 }
 
 /// Whether a worker asks a node: all that it makes are answers.
@@ -397,7 +411,9 @@ async fn run(
     let app: Arc<dyn DerivedStore> = app;
     let Some(chain_id) = chain_of(&*raw, &stop).await? else { return Ok(()) };
     let processors = processors(config, asked, Some(chain_id))?;
-    let deriver = Deriver::new(raw, app, errors, catalog, processors, options(config))?.with_hint(hint);
+    let deriver = Deriver::new(raw, app, errors, catalog, processors, options(config))?
+        .with_folders(folders(config))
+        .with_hint(hint);
     let mut from = deriver.board().subscribe();
     let forward = async {
         loop {

@@ -164,6 +164,7 @@ pub fn chunk(lease: &WorkerLease, to: u64, finalized: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(finalized),
         ttl_ms: 3_600_000,

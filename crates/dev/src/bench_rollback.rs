@@ -73,7 +73,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let blocks = options.rows / PER_BLOCK;
     let (mapper, folder) = (claim(&*store, "mapper").await?, claim(&*store, "folder").await?);
     let mapper = store.commit_chunk(&mapper, chunk(&mapper, blocks, 0)).await?.lease;
-    let empty = ChunkCommit { folded_at: Some(0), ..chunk(&folder, blocks, blocks) };
+    let empty = ChunkCommit { folded_at: Some(FoldedAt::applied(0)), ..chunk(&folder, blocks, blocks) };
     let folder = store.commit_chunk(&folder, empty).await?.lease;
     let tables = Tables::Postgres(pool);
     rollbacks("", &store, &tables, mapper, folder).await?;
@@ -105,7 +105,8 @@ async fn sqlite(rows: u64) -> Result<()> {
             undo: Vec::new(),
         });
         let states = vec![StateRows { table: HOLDINGS.name, rows: holders.collect() }];
-        let commit = ChunkCommit { states, folded_at: Some(0), ..chunk(&folder, to, blocks) };
+        let commit =
+            ChunkCommit { states, folded_at: Some(FoldedAt::applied(0)), ..chunk(&folder, to, blocks) };
         folder = store.commit_chunk(&folder, commit).await?.lease;
     }
     println!("SQLite: {rows} rows in each table in {:.0} s", begun.elapsed().as_secs_f64());
@@ -227,7 +228,7 @@ async fn put_on_top(
     mapper = store.commit_chunk(&mapper, commit).await?.lease;
     let everybody = (0..=HOLDERS).map(|n| StateRow { row: holding(n, common), undo: Vec::new() });
     let states = vec![StateRows { table: HOLDINGS.name, rows: everybody.collect() }];
-    let folded_at = Some(applied);
+    let folded_at = Some(FoldedAt::applied(applied));
     let commit = ChunkCommit { states, folded_at, read: read.clone(), ..chunk(&folder, common + 1, common) };
     folder = store.commit_chunk(&folder, commit).await?.lease;
     let before = balances(store).await?;

@@ -58,6 +58,7 @@ pub(super) static APP: FileKind = FileKind {
         include_str!("derived/0002.sql"),
         include_str!("derived/0003.sql"),
         include_str!("derived/0004.sql"),
+        include_str!("derived/0005.sql"),
     ],
     synchronous: "NORMAL",
     statements: 384,

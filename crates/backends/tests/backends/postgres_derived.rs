@@ -115,7 +115,8 @@ impl World {
 
     async fn fold(&self, lease: &WorkerLease, to: u64, rows: Vec<StateRow>) -> Result<Committed> {
         let states = vec![StateRows { table: "holdings", rows }];
-        let folded_at = Some(self.store.forks().await.expect("works").expect("works").applied.id);
+        let applied = self.store.forks().await.expect("works").expect("works").applied.id;
+        let folded_at = Some(FoldedAt::applied(applied));
         self.store.commit_chunk(lease, ChunkCommit { states, folded_at, ..chunk(lease, to) }).await
     }
 
@@ -162,6 +163,7 @@ fn chunk(lease: &WorkerLease, to: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,

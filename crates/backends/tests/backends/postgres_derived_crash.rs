@@ -118,12 +118,13 @@ async fn commit(store: &impl DerivedStore, lease: &WorkerLease, fork: u64) -> Re
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,
     };
     if lease.service == "folder" {
-        commit.folded_at = Some(fork);
+        commit.folded_at = Some(FoldedAt::applied(fork));
         commit.states = vec![StateRows { table: "holdings", rows: folded(store, chunk, fork).await? }];
     } else {
         let transfers = chunk.iter().map(|height| {

@@ -81,6 +81,7 @@ async fn commit(store: &PgDerived, lease: &WorkerLease, to: u64, rows: Vec<Row>)
         rows: vec![TableRows { table: TRANSFERS.name, rows }],
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 600_000,

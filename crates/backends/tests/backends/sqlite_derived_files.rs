@@ -119,6 +119,7 @@ fn chunk(from: u64, to: u64) -> ChunkCommit {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,
@@ -489,7 +490,7 @@ fn balance(n: u8, amount: u64, height: u64) -> Row {
 fn folded(from: u64, to: u64, before: Option<Row>, after: Row) -> ChunkCommit {
     let undo = vec![(after.0[2].as_height().expect("a height"), before)];
     let states = vec![StateRows { table: BALANCES.name, rows: vec![StateRow { row: after, undo }] }];
-    ChunkCommit { folded_at: Some(0), states, ..chunk(from, to) }
+    ChunkCommit { folded_at: Some(FoldedAt::applied(0)), states, ..chunk(from, to) }
 }
 
 fn entry(common: u64, tip: u64) -> ReorgEntry {

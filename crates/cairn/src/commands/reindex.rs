@@ -1,8 +1,10 @@
 //! `cairn reindex`: makes derived rows again while everything else goes on.
 //!
-//! Rows that stand by themselves (events) are replaced chunk by chunk, each in one transaction, and the checkpoint stays where it is; state that was folded
-//! from them is folded anew from its beginning. What rows of these heights name is asked of a node again, once they are made again.
+//! Rows that stand by themselves (events) are replaced chunk by chunk, each in one transaction, and the checkpoint stays where it is. State that was folded
+//! from them is corrected in the same transactions, where its folder can do that and the range is short; else it begins anew. What rows of
+//! these heights name is asked of a node again, once they are made again.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -32,6 +34,9 @@ pub const RESET_ROWS: usize = 20_000;
 const MAX_LEASES: usize = 100_000;
 /// Leases that are read at once.
 const LEASES_AT_ONCE: usize = 5_000;
+
+/// A range that is longer than this part of what a folder has folded is not corrected: folding all of it anew costs about as much.
+const CORRECTED_PART: u64 = 4;
 
 /// The first and the longest pause before a store that is busy is asked again, in milliseconds.
 #[cfg_attr(not(unix), allow(dead_code))]
@@ -191,10 +196,19 @@ pub async fn request(
         return Ok(message + &format!("{worker}: what heights {range} name is asked again\n"));
     }
     message += &format!("{worker}: heights {range} are made again\n");
+    let correctable = derive::folders(config).into_iter().filter(|folder| folder.is_correctable());
+    let correctable: BTreeSet<&str> = correctable.map(|folder| folder.service().name).collect();
     for follower in followers {
         match follower.kind {
             Kind::Folder if has_run(&*snapshot, follower.service.name) => {
-                asked.anew.push(follower.service.name.to_owned());
+                let name = follower.service.name;
+                let folded = snapshot.checkpoint(name).map_or(0, |own| own.next.since(first));
+                if correctable.contains(name) && range.len() <= folded / CORRECTED_PART {
+                    asked.again[0].corrects_state = true;
+                    message += &format!("{name} is folded from it, and its state is corrected\n");
+                } else {
+                    asked.anew.push(name.to_owned());
+                }
             }
             Kind::Enricher => {
                 let asker = Asker::of(app, follower.service).await?;
@@ -234,6 +248,7 @@ pub fn again(config: &Config, service: &'static ServiceInfo, range: HeightRange)
         range,
         range_heights,
         is_behind: false,
+        corrects_state: false,
     }
 }
 
@@ -520,6 +535,7 @@ mod tests {
             rows: Vec::new(),
             states: Vec::new(),
             replaces: Vec::new(),
+            corrections: Vec::new(),
             quarantined: Vec::new(),
             finalized: Height(0),
             ttl_ms: 60_000,

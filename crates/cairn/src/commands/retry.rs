@@ -278,6 +278,7 @@ mod tests {
             rows: Vec::new(),
             states: Vec::new(),
             replaces: Vec::new(),
+            corrections: Vec::new(),
             quarantined: Vec::new(),
             finalized: Height(0),
             ttl_ms: 60_000,

@@ -12,7 +12,7 @@ use cairn_store::derived::{Change, Key, Row, Sum, TableDef, Value};
 use super::Settings;
 use crate::names::{FT_HOLDINGS_WORKER, TOKEN_WORKER};
 use crate::tables::flow::fees::FEE_TRANSFERS;
-use crate::tables::holdings::{FT_BALANCE, FT_HOLDINGS, TOKEN_STATS, ft_holding, token_stats};
+use crate::tables::holdings::{FT_BALANCE, FT_HOLDINGS, FT_IS_HELD, TOKEN_STATS, ft_holding, token_stats};
 use crate::tables::transfers::{FT_TRANSFERS, FtTransfer};
 
 /// What it says of itself.
@@ -108,6 +108,17 @@ impl Folder for FtHoldingsWorker {
         if let (true, Value::Bytes(token), Value::Text(name)) = (holders != 0, token, name) {
             changes.change(&TOKEN_STATS, token_stats((token, name), 0, holders, Sum::ZERO, None));
         }
+    }
+
+    fn is_correctable(&self) -> bool {
+        true
+    }
+
+    fn put_right(&self, table: &'static str, row: &mut Row) -> bool {
+        if table == FT_HOLDINGS.name {
+            row.0[FT_IS_HELD] = Value::Bool(!is_zero(row, FT_BALANCE));
+        }
+        true
     }
 
     /// The token.

@@ -21,8 +21,8 @@ use super::ft_holdings::{is_above_zero, is_zero};
 use crate::decode::evm::TokenKind;
 use crate::names::{NFT_OWNERSHIP_WORKER, TOKEN_WORKER};
 use crate::tables::nfts::{
-    ItemChange, NFT_BALANCE, NFT_COLLECTION_STATS, NFT_HOLDINGS, NFT_IS_BURNED, NFT_KIND, NFT_NET_MINTED,
-    NFT_OWNERS, NFT_OWNERSHIP, OWNER_BALANCE, collection_stats, nft_holding, nft_owner,
+    ItemChange, NFT_BALANCE, NFT_COLLECTION_STATS, NFT_HOLDINGS, NFT_IS_BURNED, NFT_IS_HELD, NFT_KIND,
+    NFT_NET_MINTED, NFT_OWNERS, NFT_OWNERSHIP, OWNER_BALANCE, collection_stats, nft_holding, nft_owner,
 };
 use crate::tables::transfers::{NFT_TRANSFERS, NftTransfer};
 
@@ -60,6 +60,18 @@ impl Folder for NftOwnershipWorker {
         settled(table, before, after, changes);
     }
 
+    fn is_correctable(&self) -> bool {
+        true
+    }
+
+    /// Whether an item that many hold was burnt last is no longer known where some of it is left.
+    fn put_right(&self, table: &'static str, row: &mut Row) -> bool {
+        if table == NFT_HOLDINGS.name {
+            row.0[NFT_IS_HELD] = Value::Bool(!is_zero(row, NFT_BALANCE));
+        }
+        table != NFT_OWNERSHIP.name || row.0[NFT_KIND].as_text().is_some_and(has_one_owner)
+    }
+
     /// The collection.
     fn group<'a>(&self, _table: &'static str, key: &'a Key) -> &'a [Value] {
         key.0.get(..2).unwrap_or_default()
@@ -92,7 +104,7 @@ pub(super) fn settled(table: &'static str, before: Option<&Row>, after: &Row, ch
     if table == NFT_OWNERSHIP.name {
         settle_item(before, after, changes);
     } else if table == NFT_HOLDINGS.name && !is_zero(after, NFT_BALANCE) {
-        changes.change(&NFT_HOLDINGS, only(after, &[0, 1, 2, 3], 5, Value::Bool(true)));
+        changes.change(&NFT_HOLDINGS, only(after, &[0, 1, 2, 3], NFT_IS_HELD, Value::Bool(true)));
     } else if table == NFT_OWNERS.name {
         let was_owner = before.is_some_and(|row| is_above_zero(row, OWNER_BALANCE));
         let owners = i64::from(is_above_zero(after, OWNER_BALANCE)) - i64::from(was_owner);

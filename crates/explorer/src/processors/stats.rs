@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cairn_core::TxStatus;
 use cairn_pipeline::derive::processor::{Changes, FoldBlock, Folder, ProcessError, Processor, ServiceInfo};
-use cairn_store::derived::{Key, Sum, TableDef, U256, Value};
+use cairn_store::derived::{Key, Row, Sum, TableDef, U256, Value};
 
 use super::Settings;
 use crate::names::{ACCOUNTS_WORKER, META_WORKER, STATS_WORKER, TX_METRICS_WORKER};
@@ -81,6 +81,14 @@ impl Folder for StatsWorker {
             changes.change(&ADDRESS_STATS, change.to_change(&address, height, time_ms));
         }
         Ok(())
+    }
+
+    fn is_correctable(&self) -> bool {
+        true
+    }
+
+    fn put_right(&self, _table: &'static str, _row: &mut Row) -> bool {
+        true
     }
 
     /// Each row by itself.

@@ -44,6 +44,9 @@ pub static FT_HOLDINGS: TableDef = TableDef {
 /// The place of `balance` in a row of [`FT_HOLDINGS`].
 pub const FT_BALANCE: usize = 3;
 
+/// The place of `is_held` in a row of [`FT_HOLDINGS`].
+pub const FT_IS_HELD: usize = 4;
+
 /// A change of a balance. `is_held` is false until the row is settled.
 pub fn ft_holding(address: &Bytes, token: (&Bytes, &str), by: Sum, height: u64) -> Change {
     Change(vec![

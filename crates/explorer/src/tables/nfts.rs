@@ -103,6 +103,9 @@ pub static NFT_HOLDINGS: TableDef = TableDef {
 /// The place of `balance` in a row of [`NFT_HOLDINGS`].
 pub const NFT_BALANCE: usize = 4;
 
+/// The place of `is_held` in a row of [`NFT_HOLDINGS`].
+pub const NFT_IS_HELD: usize = 5;
+
 /// A change of a holding of an item.
 pub fn nft_holding(
     collection: (&Bytes, &str),

@@ -14,6 +14,7 @@ use super::faults::Faults;
 use super::guard::text_of;
 use super::looks::Looks;
 use super::options::{Compute, DeriveOptions};
+use super::processor::Folder;
 use super::read::SharedTip;
 use super::recent::RecentBlocks;
 use super::refusals::Refusals;
@@ -28,6 +29,8 @@ pub(super) struct Context {
     pub app: Arc<dyn DerivedStore>,
     pub errors: Arc<dyn ErrorLog>,
     pub catalog: Catalog,
+    /// Every folder whose state is corrected, whether its worker runs here or not.
+    pub folders: Vec<Arc<dyn Folder>>,
     pub options: DeriveOptions,
     /// What mappers read last.
     pub recent: RecentBlocks,

@@ -190,7 +190,7 @@ pub(super) async fn prepare(
     let last_id = chunk.last_id();
     // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's. Below the checkpoint there is no order; what
     // was applied since those rows were read is a reorg that they don't know.
-    let folded_at = (!asks_again).then_some(applied);
+    let folded_at = (!asks_again).then_some(FoldedAt::applied(applied));
     if asks_again {
         chunk.read.reorg_id = chunk.read.reorg_id.min(applied);
     }
@@ -203,6 +203,7 @@ pub(super) async fn prepare(
         rows,
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cairn_core::{BlockFacts, Height, HeightRange};
-use cairn_store::derived::{ChunkCommit, DerivedSnapshot, Key, Row, WorkerLease};
+use cairn_store::derived::{ChunkCommit, DerivedSnapshot, FoldedAt, Key, Row, WorkerLease};
 
 use super::context::{Context, Prepared};
 use super::error::DeriveError;
@@ -33,8 +33,8 @@ pub(super) async fn prepare(
     let max_bytes = context.options.chunk_bytes;
     let mut chunk = read_raw(context, heights, folder.parts(), max_bytes, None).await?;
     let snapshot = context.app.snapshot().await?;
-    let applied = snapshot.forks().applied.id;
-    demand_own_checkpoint(&*snapshot, folder.service().name, chunk.heights.start())?;
+    let corrections = demand_own_checkpoint(&*snapshot, folder.service().name, chunk.heights.start())?;
+    let folded_at = FoldedAt { applied: snapshot.forks().applied.id, corrections };
     let mut events: Vec<Vec<Row>> = Vec::new();
     for table in folder.reads() {
         let heights = chunk.heights;
@@ -67,7 +67,8 @@ pub(super) async fn prepare(
     let mut state = ChunkState::new(&**folder, &context.catalog, finalized)?;
     let mut missing = state.touched_by(&input)?;
     steps.done(steps::COMPUTE);
-    let mut reader = Reader { context, folder, from: chunk.heights.start(), snapshot, lookups: 0 };
+    let from = chunk.heights.start();
+    let mut reader = Reader { context, folder, from, corrections, snapshot, lookups: 0 };
     let (state, malformed) = loop {
         reader.load(&mut state, missing).await?;
         steps.done(steps::READ);
@@ -99,10 +100,11 @@ pub(super) async fn prepare(
         parent_id,
         last_id,
         read: chunk.read,
-        folded_at: Some(applied),
+        folded_at: Some(folded_at),
         rows: Vec::new(),
         states: state.into_rows(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized,
         ttl_ms: context.options.lease_ttl_ms,
@@ -111,14 +113,14 @@ pub(super) async fn prepare(
 }
 
 /// State in this snapshot has to be that of exactly the checkpoint that the chunk goes on from: a predecessor's commit may be
-/// under way, and what is computed from the state before it would pass the commit's own demand and lose it.
+/// under way, and what is computed from the state before it would pass the commit's own demand and lose it. How often it was corrected.
 pub(super) fn demand_own_checkpoint(
     snapshot: &dyn DerivedSnapshot,
     service: &'static str,
     from: Height,
-) -> Result<(), DeriveError> {
+) -> Result<u64, DeriveError> {
     match snapshot.checkpoint(service) {
-        Some(own) if own.next == from => Ok(()),
+        Some(own) if own.next == from => Ok(own.corrections),
         own => Err(not_yet(format!(
             "{service} from height {from} (its checkpoint ends at {})",
             own.map_or("none".into(), |own| own.next.to_string())
@@ -132,6 +134,8 @@ struct Reader<'c> {
     folder: &'c Arc<dyn Folder>,
     /// Where the chunk begins.
     from: Height,
+    /// How often the state had been corrected.
+    corrections: u64,
     snapshot: Arc<dyn DerivedSnapshot>,
     /// How many lookups this snapshot has answered.
     lookups: usize,
@@ -164,10 +168,14 @@ impl Reader<'_> {
     /// A store ends a snapshot after a while. Another one says the same as long as the checkpoint is where it was and no reorg came between.
     async fn renew(&mut self) -> Result<(), DeriveError> {
         let snapshot = self.context.app.snapshot().await?;
-        demand_own_checkpoint(&*snapshot, self.folder.service().name, self.from)?;
+        let name = self.folder.service().name;
+        let corrections = demand_own_checkpoint(&*snapshot, name, self.from)?;
         let (then, now) = (self.snapshot.forks(), snapshot.forks());
         if (then.applied.id, then.begun.id) != (now.applied.id, now.begun.id) {
-            return Err(not_yet(format!("{} while reorgs are applied", self.folder.service().name)));
+            return Err(not_yet(format!("{name} while reorgs are applied")));
+        }
+        if corrections != self.corrections {
+            return Err(not_yet(format!("{name} while its state is corrected")));
         }
         (self.snapshot, self.lookups) = (snapshot, 0);
         Ok(())

@@ -4,10 +4,12 @@
 
 use std::sync::Arc;
 
-use cairn_core::{BlockId, Height, HeightRange};
+use bytes::Bytes;
+use cairn_core::{BlockId, Height, HeightRange, StoredBlock};
 use cairn_store::derived::{ChunkCommit, LeaseKind, TableRows, WorkerLease};
 
 use super::context::{Context, Prepared};
+use super::correct::{self, Again};
 use super::error::DeriveError;
 use super::guard::map_block;
 use super::processor::Mapper;
@@ -24,6 +26,8 @@ struct Made {
     last: Option<BlockId>,
     /// Where the chunk ends before all its blocks were looked at.
     cut: Option<Height>,
+    /// Where state is corrected: the blocks without their parts.
+    blocks: Vec<StoredBlock>,
 }
 
 pub(super) async fn prepare(
@@ -44,6 +48,7 @@ pub(super) async fn prepare(
     let blocks = std::mem::take(&mut chunk.blocks);
     let mapping = mapper.clone();
     let max_output_bytes = context.options.chunk_output_bytes;
+    let corrects_state = lease.corrects_state;
     let made = context
         .compute(move || {
             let mut rows: Vec<TableRows> = Vec::new();
@@ -75,11 +80,12 @@ pub(super) async fn prepare(
                     break;
                 }
             }
-            Ok(Made { rows, malformed: errors, quarantined, last, cut })
+            let blocks = if corrects_state { blocks.iter().map(without_parts).collect() } else { Vec::new() };
+            Ok(Made { rows, malformed: errors, quarantined, last, cut, blocks })
         })
         .await?;
     steps.done(steps::COMPUTE);
-    let Made { rows, malformed, quarantined, last: last_id, cut } = made;
+    let Made { rows, malformed, quarantined, last: last_id, cut, blocks } = made;
     if let Some(end) = cut {
         chunk.cut(end);
     }
@@ -88,6 +94,13 @@ pub(super) async fn prepare(
         // What was made of the block before is better than nothing.
         LeaseKind::Reindex if quarantined.is_some() => Vec::new(),
         LeaseKind::Reindex => service.tables.iter().map(|table| table.name).collect(),
+    };
+    let corrections = match corrects_state && !replaces.is_empty() {
+        true => {
+            let again = Again { service: service.name, chunk: &chunk, blocks: &blocks, rows: &rows };
+            correct::corrections(context, &again).await?
+        }
+        false => Vec::new(),
     };
     let commit = ChunkCommit {
         chunk: chunk.heights,
@@ -98,9 +111,23 @@ pub(super) async fn prepare(
         rows,
         states: Vec::new(),
         replaces,
+        corrections,
         quarantined: quarantined.into_iter().collect(),
         finalized: chunk.finalized_exclusive,
         ttl_ms: context.options.lease_ttl_ms,
     };
     Ok(Prepared { commit, malformed, quarantined })
+}
+
+/// A block's facts alone.
+fn without_parts(block: &StoredBlock) -> StoredBlock {
+    StoredBlock {
+        facts: block.facts,
+        transactions: Vec::new(),
+        header: Bytes::new(),
+        body: Bytes::new(),
+        receipts: Bytes::new(),
+        extras: Bytes::new(),
+        traces: None,
+    }
 }

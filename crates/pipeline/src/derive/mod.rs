@@ -16,6 +16,8 @@ mod asking;
 mod clearing;
 mod committer;
 mod context;
+mod correct;
+mod corrected;
 mod enrich;
 mod error;
 mod faults;
@@ -58,7 +60,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use context::Context;
-use processor::Processor;
+use processor::{Folder, Processor};
 use status::{DeriveBoard, Halt};
 use worker::Worker;
 
@@ -108,11 +110,13 @@ impl Deriver {
                 }
             }
         }
+        let folders = folders_of(&processors);
         let context = Context {
             raw,
             app,
             errors,
             catalog,
+            folders,
             recent: recent::RecentBlocks::new(options.recent_bytes),
             tip: read::SharedTip::default(),
             looks: looks::Looks::default(),
@@ -133,6 +137,16 @@ impl Deriver {
     /// Looks at the raw store whenever this changes, instead of at the next poll.
     pub fn with_hint(mut self, hint: watch::Receiver<u64>) -> Self {
         self.hint = Some(hint);
+        self
+    }
+
+    /// Knows folders whose workers don't run here: what mappers derive again corrects their state too.
+    pub fn with_folders(mut self, folders: Vec<Arc<dyn Folder>>) -> Self {
+        if let Some(context) = Arc::get_mut(&mut self.context) {
+            let known: BTreeSet<_> = context.folders.iter().map(|folder| folder.service().name).collect();
+            let others = folders.into_iter().filter(|folder| !known.contains(folder.service().name));
+            context.folders.extend(others.filter(|folder| folder.is_correctable()));
+        }
         self
     }
 
@@ -166,6 +180,15 @@ impl Deriver {
             }
         }
     }
+}
+
+/// Those whose state can be corrected.
+fn folders_of(processors: &[Processor]) -> Vec<Arc<dyn Folder>> {
+    let folders = processors.iter().filter_map(|processor| match processor {
+        Processor::Folder(folder) => Some(folder.clone()),
+        Processor::Mapper(_) | Processor::Enricher(_) => None,
+    });
+    folders.filter(|folder| folder.is_correctable()).collect()
 }
 
 async fn run_tasks(

@@ -246,6 +246,22 @@ pub trait Folder: Send + Sync {
         Ok(())
     }
 
+    /// Whether state can be corrected where rows that it was folded from are derived again ([`super::correct`]); else the folder begins anew. It promises:
+    ///
+    /// * [`Folder::fold`] needs no parts of a block, and [`Folder::fold_with_state`] is not called.
+    /// * Each change of `fold` sets all columns that the last writer sets, and those that the first writer sets. A table with the latter has a
+    ///   column `first_height`, which is the block's height.
+    /// * [`Folder::settled`] changes its own row as [`Folder::put_right`] does. Of other rows it changes sums alone, by what follows from the new row
+    ///   less what follows from the old one, and `fold` changes these rows in the same block.
+    fn is_correctable(&self) -> bool {
+        false
+    }
+
+    /// Puts right what [`Folder::settled`] makes of a row's own columns, after its sums were corrected. `false`: the row doesn't say it.
+    fn put_right(&self, _table: &'static str, _row: &mut Row) -> bool {
+        false
+    }
+
     /// What a row of state belongs to, from its key: what becomes of a group follows from events and from rows of that group alone, so that it can be folded
     /// without the others when state is held against its events ([`super::replay`]). [`Folder::settled`] of a row changes rows of its own group, and
     /// [`Folder::fold_with_state`] doesn't fail where the rows of another group are never there, even after it changed them. Nothing: all rows are

@@ -16,6 +16,7 @@ use cairn_store::derived::{
     BLOCK_HEIGHT, Catalog, Change, Key, Row, Scan, StateRow, StateRows, Table, TableClass, TableDef, Value,
 };
 
+use super::corrected::{ChangesOf, Place};
 use super::error::DeriveError;
 use super::guard::guarded;
 use super::part::Part;
@@ -23,9 +24,6 @@ use super::processor::{Changes, FoldBlock, Folder, Malformed, ProcessError};
 
 /// What can't be understood, with its block.
 type Errors = Vec<(BlockFacts, Malformed)>;
-
-/// Where a row stands.
-type Place = (&'static str, Key);
 
 /// Rows that a folder looks for by an index of a table that it writes or reads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,6 +141,18 @@ impl ChunkInput {
             input.changes.push(changes);
         }
         Ok(input)
+    }
+
+    /// What each row's blocks change, ascending.
+    pub(super) fn changes_of(&self, catalog: &Catalog) -> Result<ChangesOf, DeriveError> {
+        let mut changes = ChangesOf::new();
+        for (block, of_block) in self.blocks.iter().zip(&self.changes) {
+            for (name, change) in of_block {
+                let place = (*name, change.key(catalog.table(name)?)?);
+                changes.entry(place).or_default().push((block.facts.height, change.clone()));
+            }
+        }
+        Ok(changes)
     }
 
     fn with_block<T>(&self, at: usize, run: impl FnOnce(&FoldBlock<'_>) -> T) -> T {

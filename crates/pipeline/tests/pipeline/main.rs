@@ -5,6 +5,7 @@
 mod absent;
 mod audit;
 mod catching_up;
+mod correcting;
 mod crashes;
 mod cut_reads;
 mod enriching;

@@ -55,6 +55,24 @@ pub struct DerivedCheckpoint {
     pub updated_at_ms: u64,
     /// An operator paused the service: nothing of it is claimed.
     pub paused: bool,
+    /// How often rows that its state was folded from were replaced: [`super::Correction`]. State that was read at another count is not the state now.
+    pub corrections: u64,
+}
+
+/// The app snapshot that a folder's chunk was read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FoldedAt {
+    /// The newest entry of the reorg log that was applied in it.
+    pub applied: u64,
+    /// [`DerivedCheckpoint::corrections`] of the folder in it.
+    pub corrections: u64,
+}
+
+impl FoldedAt {
+    /// Before any correction.
+    pub fn applied(applied: u64) -> FoldedAt {
+        FoldedAt { applied, corrections: 0 }
+    }
 }
 
 impl DerivedCheckpoint {

@@ -110,6 +110,8 @@ pub struct WorkerLease {
     pub version: u32,
     /// Why it failed since its last commit; empty where it didn't. Truncated to [`MAX_ERROR_BYTES`].
     pub last_error: String,
+    /// Of kind `Reindex`: each commit corrects the state that was folded from the rows it replaces.
+    pub corrects_state: bool,
 }
 
 /// The longest kept `last_error`, in bytes.

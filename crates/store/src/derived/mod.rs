@@ -8,7 +8,8 @@
 //! * [`ErrorLog`]: what could not be indexed.
 //!
 //! The app store knows nothing of the raw store but its uuid and the reorgs that it applied. The order of locks is: the gate, the row
-//! of what was applied, leases by number, checkpoints by name, tables as the catalog has them, keys ascending.
+//! of what was applied, leases by number, checkpoints by name (those of corrected folders after the one that moves), tables as
+//! the catalog has them, keys ascending.
 
 pub mod answers;
 mod dump;
@@ -30,14 +31,14 @@ pub use errors::{
     ErrorFilter, ErrorLog, LoggedError, MAX_MESSAGE_BYTES, MAX_RAW_DATA_BYTES, NewError, Recorded, Severity,
     within,
 };
-pub use fork::{DerivedCheckpoint, ForkMark, ForkState, ReadMark};
+pub use fork::{DerivedCheckpoint, FoldedAt, ForkMark, ForkState, ReadMark};
 pub use lease::{
     ClaimRequest, LeaseEnd, LeaseFilter, LeaseGap, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES,
     WorkerLease,
 };
 pub use reader::{
     DerivedDump, DerivedReader, DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan,
-    ScanPage, Standing,
+    ScanPage, Standing, UndoRows,
 };
 pub use rebuild::{RangeAgain, Rebuild, RebuildRequest};
 pub use row::{Change, Key, Row};
@@ -47,8 +48,8 @@ pub use table::{
 };
 pub use value::{ColumnType, SUM_BYTES, Sum, U256, Value};
 pub use writer::{
-    ApplyProgress, ChunkCommit, Committed, Coordinator, DerivedMaintenance, DerivedWriter, Entered,
-    ReorgApplier, Repairs, SeamAlarm, StateRow, StateRows, TableRows, TakenBack,
+    ApplyProgress, ChunkCommit, Committed, Coordinator, CorrectedRow, Correction, DerivedMaintenance,
+    DerivedWriter, Entered, ReorgApplier, Repairs, SeamAlarm, StateRow, StateRows, TableRows, TakenBack,
 };
 
 /// Everything that the pipeline needs of an app store.

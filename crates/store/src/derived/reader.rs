@@ -67,6 +67,9 @@ pub struct ScanPage {
     pub more: Option<Vec<Value>>,
 }
 
+/// Undo rows of several keys: see [`DerivedSnapshot::undo_rows`].
+pub type UndoRows = Vec<Vec<(Height, Option<Row>)>>;
+
 /// A block that a service could not process: see [`super::ChunkCommit::quarantined`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QuarantinedBlock {
@@ -159,6 +162,11 @@ pub trait DerivedSnapshot: Send + Sync {
 
     /// The rows with these keys, in the same order; `None` where there is none.
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>>;
+
+    /// All undo rows of these keys of a table of state, in the same order, each key's ascending: `(height, row before; None where there was none)`. `None`: they
+    /// are more than `max_rows`. They may reach below finality.
+    async fn undo_rows(&self, table: &'static str, keys: &[Key], max_rows: usize)
+    -> Result<Option<UndoRows>>;
 
     /// Rows along an index. On a table of state or answers, by an index that is ordered by more than the key, it is [`crate::StoreError::NotYet`] while a reorg
     /// is being applied.

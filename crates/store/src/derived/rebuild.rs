@@ -22,6 +22,8 @@ pub struct RangeAgain {
     /// The service asks about rows that another of the same request makes again. Whoever holds one of its leases of kind `Index` loses it, since what is under way may have been
     /// read from the old rows, and of the range only what the service has done counts: nothing, where it never ran.
     pub is_behind: bool,
+    /// Each commit corrects the state that was folded from the rows it replaces: [`super::Correction`].
+    pub corrects_state: bool,
 }
 
 impl RangeAgain {
@@ -88,6 +90,7 @@ impl Rebuild {
             last_id: None,
             updated_at_ms: now_ms,
             paused: self.paused,
+            corrections: 0,
         }
     }
 

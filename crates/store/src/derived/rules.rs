@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use cairn_core::{BlockId, BlockRef, Fence, Height, HeightRange};
 
-use super::fork::{DerivedCheckpoint, ForkMark, ForkState};
+use super::fork::{DerivedCheckpoint, FoldedAt, ForkMark, ForkState};
 use super::lease::{ClaimRequest, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES, WorkerLease};
 use super::row::{Key, Row};
 use super::table::{Catalog, Table, TableClass, TableDef};
-use super::writer::{ChunkCommit, SeamAlarm, StateRow};
+use super::writer::{ChunkCommit, CorrectedRow, SeamAlarm, StateRow};
 use crate::{ReorgEntry, ReorgMark, Result, StoreError};
 
 /// Rows of one table, each key once.
@@ -42,6 +42,17 @@ pub struct CheckedStates {
     pub rows: BTreeMap<Key, StateRow>,
 }
 
+/// A correction of a folder's state.
+#[derive(Debug)]
+pub struct CheckedCorrection {
+    /// The folder's service.
+    pub service: String,
+    /// The folder's checkpoint that it was computed from.
+    pub stands: Option<DerivedCheckpoint>,
+    /// Tables of state with their rows in the order of their keys.
+    pub tables: Vec<(Arc<Table>, BTreeMap<Key, CorrectedRow>)>,
+}
+
 /// The rows of a commit whose shape is right, in the order in which they are written.
 #[derive(Debug)]
 pub struct CheckedChunk {
@@ -53,6 +64,8 @@ pub struct CheckedChunk {
     pub states: Vec<CheckedStates>,
     /// Tables of events whose rows of the chunk go first.
     pub replaces: Vec<Arc<Table>>,
+    /// Corrections of state, by service.
+    pub corrections: Vec<CheckedCorrection>,
     /// What step 3 compares with: the chunk's end, or the height above the highest block that a node was asked at.
     pub reaches: Height,
 }
@@ -131,6 +144,7 @@ impl CheckedChunk {
             answers: answers.into_values().collect(),
             states: states.into_values().collect(),
             replaces,
+            corrections: check_corrections(catalog, lease, commit)?,
             reaches,
         })
     }
@@ -199,6 +213,75 @@ fn check_state(table: &Table, state: &StateRow, commit: &ChunkCommit) -> Result<
         return wrong("a row that was changed above finality has an undo row of its last change");
     }
     Ok(key)
+}
+
+/// Corrections by service, each table's rows in the order of their keys.
+fn check_corrections(
+    catalog: &Catalog,
+    lease: &WorkerLease,
+    commit: &ChunkCommit,
+) -> Result<Vec<CheckedCorrection>> {
+    let wrong = |what: String| {
+        Err(StoreError::Invalid(format!("correction by {} of {}: {what}", lease.service, commit.chunk)))
+    };
+    if !commit.corrections.is_empty() && !lease.corrects_state {
+        return wrong(format!("lease {} corrects no state", lease.id));
+    }
+    let mut checked: BTreeMap<&str, CheckedCorrection> = BTreeMap::new();
+    for correction in &commit.corrections {
+        let service = &correction.service;
+        let mut tables: BTreeMap<usize, (Arc<Table>, BTreeMap<Key, CorrectedRow>)> = BTreeMap::new();
+        for (name, rows) in &correction.tables {
+            let table = catalog.table(name)?;
+            if table.def().class != TableClass::State || table.def().service != *service {
+                return wrong(format!("table {name} is no state of {service}"));
+            }
+            let of_table = tables.entry(place(catalog, table)).or_insert((table.clone(), BTreeMap::new()));
+            for row in rows {
+                let all = row.undo.iter().filter_map(|(_, before)| before.as_ref()).chain(&row.row);
+                for of_key in all {
+                    table.check(of_key)?;
+                    if table.key_of(of_key) != row.key {
+                        return wrong(format!("a row of another key in table {name}"));
+                    }
+                }
+                if !row.undo.is_sorted_by(|one, next| one.0 < next.0) {
+                    return wrong(format!("undo rows of table {name} that don't ascend"));
+                }
+                if of_table.1.insert(row.key.clone(), row.clone()).is_some() {
+                    return wrong(format!("two rows of one key in table {name}"));
+                }
+            }
+        }
+        if correction.stands.is_none() && !tables.is_empty() {
+            return wrong(format!("{service} has no state"));
+        }
+        let tables = tables.into_values().collect();
+        let stands = correction.stands.clone();
+        let of_service = CheckedCorrection { service: service.clone(), stands, tables };
+        if checked.insert(service, of_service).is_some() {
+            return wrong(format!("two of {service}"));
+        }
+    }
+    Ok(checked.into_values().collect())
+}
+
+/// The folder's checkpoint after a correction; `None`: it has none, and has nothing to correct. Where it isn't what the correction was computed from, the
+/// folder went on, began anew, or was corrected meanwhile: [`StoreError::LeaseMoved`].
+pub fn correct_checkpoint(
+    correction: &CheckedCorrection,
+    current: Option<&DerivedCheckpoint>,
+    commit: &ChunkCommit,
+) -> Result<Option<DerivedCheckpoint>> {
+    let place =
+        |checkpoint: &DerivedCheckpoint| (checkpoint.next, checkpoint.last_id, checkpoint.corrections);
+    if current.map(place) != correction.stands.as_ref().map(place) {
+        return Err(StoreError::LeaseMoved {
+            what: format!("the state of {}, which is to be corrected,", correction.service),
+            expected: commit.chunk.start(),
+        });
+    }
+    Ok(current.map(|current| DerivedCheckpoint { corrections: current.corrections + 1, ..current.clone() }))
 }
 
 /// A key for people.
@@ -294,7 +377,8 @@ pub fn advance_checkpoint(
     }
     let parent = commit.parent_id.or(before.last_id);
     let is_on_fork = checkpoint.last_id.is_none() || checkpoint.last_id == parent;
-    if checkpoint.next == commit.chunk.start() && is_on_fork {
+    let is_corrected = commit.folded_at.is_some_and(|read| read.corrections != checkpoint.corrections);
+    if checkpoint.next == commit.chunk.start() && is_on_fork && !is_corrected {
         return Ok(Some(DerivedCheckpoint {
             next: commit.chunk.end(),
             last_id: commit.last_id.or(checkpoint.last_id).or(parent),
@@ -308,6 +392,11 @@ pub fn advance_checkpoint(
     Err(elsewhere())
 }
 
+/// The newest entry of the reorg log that everything of a commit was read after.
+pub fn lowest_known(commit: &ChunkCommit) -> u64 {
+    commit.folded_at.map_or(u64::MAX, |FoldedAt { applied, .. }| applied).min(commit.read.reorg_id)
+}
+
 /// Step 3 of a commit. `known` are the entries that this store has begun, ascending, from the one after `base_id`, at which it began to follow.
 /// `reaches` is [`CheckedChunk::reaches`].
 pub fn demand_fork(
@@ -318,7 +407,7 @@ pub fn demand_fork(
     reaches: Height,
 ) -> Result<()> {
     let read = &commit.read;
-    let lower = read.reorg_id.min(forks.applied.id).min(commit.folded_at.unwrap_or(u64::MAX));
+    let lower = lowest_known(commit).min(forks.applied.id);
     let refuse = |mark: &ForkMark| StoreError::ForkBelow {
         chunk_end: reaches,
         reorg_id: mark.id,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cairn_core::{BlockId, Height, HeightRange};
 
-use super::fork::{DerivedCheckpoint, ForkState, ReadMark};
+use super::fork::{DerivedCheckpoint, FoldedAt, ForkState, ReadMark};
 use super::lease::{ClaimRequest, LeaseEnd, LeaseGap, WorkerLease};
 use super::rebuild::{Rebuild, RebuildRequest};
 use super::row::{Key, Row};
@@ -49,6 +49,28 @@ pub struct StateRows {
     pub rows: Vec<StateRow>,
 }
 
+/// A row of state as it is where other events were folded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorrectedRow {
+    /// Its key.
+    pub key: Key,
+    /// The row at the folder's checkpoint; `None`: no event makes it any more.
+    pub row: Option<Row>,
+    /// All its undo rows, ascending, as in [`StateRow::undo`].
+    pub undo: Vec<(Height, Option<Row>)>,
+}
+
+/// What replaced rows change in the state of a folder that has folded them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Correction {
+    /// The folder's service.
+    pub service: String,
+    /// The folder's checkpoint in the snapshot that the correction was computed from; `None`: it had none.
+    pub stands: Option<DerivedCheckpoint>,
+    /// The rows that change, by table; each key once.
+    pub tables: Vec<(&'static str, Vec<CorrectedRow>)>,
+}
+
 /// A chunk of work, ready to be committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkCommit {
@@ -61,15 +83,16 @@ pub struct ChunkCommit {
     pub last_id: Option<BlockId>,
     /// What was seen of the reorg log when the chunk was read.
     pub read: ReadMark,
-    /// For folders: the `applied` entry in the app snapshot that rows were read from, and the demand that the service's checkpoint ends
-    /// where the chunk begins.
-    pub folded_at: Option<u64>,
+    /// For folders: the app snapshot that rows were read from, and the demand that the service's checkpoint ends where the chunk begins.
+    pub folded_at: Option<FoldedAt>,
     /// Event rows, answers and content.
     pub rows: Vec<TableRows>,
     /// State.
     pub states: Vec<StateRows>,
     /// For reindexing: event rows of the chunk in these tables are deleted first.
     pub replaces: Vec<&'static str>,
+    /// For reindexing: what the replaced rows change in the state of folders, at most one a folder.
+    pub corrections: Vec<Correction>,
     /// Heights of the chunk that are left without rows, or with those of before, since their block could not be processed: holes that are named
     /// ([`super::DerivedSnapshot::quarantined`]) until the heights are made again or a reorg takes them.
     pub quarantined: Vec<Height>,
@@ -105,7 +128,10 @@ pub trait DerivedWriter: Send + Sync {
     /// 4. write the rows in key order (state that is newer than what comes, by its `last_height`, is damage: [`crate::StoreError::Corrupt`]), and for answers at or above `finalized` what they replace in the undo table; forget quarantined heights of the chunk and remember those of the commit; and move the checkpoint to the chunk's end too where it ends at the chunk's start with
     ///    `parent_id` as its id (or has no id yet).
     ///
-    /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id: [`crate::StoreError::LeaseMoved`] otherwise.
+    /// A folder's commit also demands that the checkpoint ends at the chunk's start with that id, and has the corrections of
+    /// [`ChunkCommit::folded_at`]: [`crate::StoreError::LeaseMoved`] otherwise.
+    /// A [`Correction`] demands that the folder's checkpoint is what it was computed from: [`crate::StoreError::LeaseMoved`] otherwise. Its rows
+    /// replace those of their keys, undo rows included, and the folder's checkpoint counts one correction more. Undo rows below `finalized` are left out.
     /// A lease of kind `Reindex` never moves the checkpoint, and its chunks end at or below it: [`crate::StoreError::LeaseMoved`] otherwise,
     /// since after a reorg there may be nothing yet to make again. A service that was never registered, or is being reset, commits nothing:
     /// [`crate::StoreError::LeaseMoved`]. The shape is checked before: [`super::rules::CheckedChunk`].

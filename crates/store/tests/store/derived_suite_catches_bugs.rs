@@ -38,6 +38,12 @@ bugs!(
     CommitIgnoresNewerReorgs,
     CommitIgnoresTheAgeOfState,
     CommitForgetsTheReach,
+    // Corrections.
+    CorrectionsTrustStaleState,
+    FoldersTrustStaleCorrections,
+    CorrectionsForgetUndo,
+    CorrectionsKeepWhatGoes,
+    CorrectionsAreForgotten,
     // Rows.
     ARefusedCommitMovesTheLease,
     CommitForgetsARow,
@@ -275,7 +281,9 @@ impl DerivedWriter for Buggy {
                 commit.read = ReadMark { reorg_id: id, known_to: id, newer: Vec::new() };
             }
             (Bug::CommitIgnoresTheAgeOfState, Some(forks)) => {
-                commit.folded_at = commit.folded_at.map(|at| at.max(forks.applied.id));
+                if let Some(at) = &mut commit.folded_at {
+                    at.applied = at.applied.max(forks.applied.id);
+                }
             }
             (Bug::CommitForgetsTheReach, _) if lease.service == "asker" => {
                 let end = commit.chunk.end();
@@ -311,6 +319,29 @@ impl DerivedWriter for Buggy {
                 }
             }
             (Bug::CommitDoesNotRenew, _) => commit.ttl_ms = 1,
+            (Bug::CorrectionsTrustStaleState, _) => {
+                let snapshot = self.inner.snapshot().await?;
+                for by in &mut commit.corrections {
+                    by.stands = snapshot.checkpoint(&by.service).cloned();
+                }
+            }
+            (Bug::FoldersTrustStaleCorrections, _) => {
+                let snapshot = self.inner.snapshot().await?;
+                if let (Some(at), Some(own)) = (&mut commit.folded_at, snapshot.checkpoint(&lease.service)) {
+                    at.corrections = own.corrections;
+                }
+            }
+            (Bug::CorrectionsForgetUndo, _) => {
+                let tables = commit.corrections.iter_mut().flat_map(|by| &mut by.tables);
+                tables.flat_map(|(_, rows)| rows).for_each(|row| row.undo.clear());
+            }
+            (Bug::CorrectionsKeepWhatGoes, _) => {
+                let tables = commit.corrections.iter_mut().flat_map(|by| &mut by.tables);
+                tables.for_each(|(_, rows)| rows.retain(|row| row.row.is_some()));
+            }
+            (Bug::CorrectionsAreForgotten, _) => {
+                commit.corrections.iter_mut().for_each(|by| by.tables.clear());
+            }
             (Bug::CommitHidesItsHoles, _) => commit.quarantined.clear(),
             _ => {}
         }
@@ -676,6 +707,15 @@ impl DerivedSnapshot for BuggySnapshot {
             rows.sort();
         }
         Ok(rows)
+    }
+
+    async fn undo_rows(
+        &self,
+        table: &'static str,
+        keys: &[Key],
+        max_rows: usize,
+    ) -> Result<Option<UndoRows>> {
+        self.now().await?.undo_rows(table, keys, max_rows).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<ScanPage> {

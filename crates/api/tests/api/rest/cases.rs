@@ -132,6 +132,7 @@ async fn commit(world: &World, lease: &WorkerLease) {
         rows: vec![TableRows { table: "ft_transfers", rows: vec![row.to_row()] }],
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,

@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use bytes::Bytes;
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::rules::{self, CheckedChunk};
+use cairn_store::derived::rules::{self, CheckedChunk, CheckedCorrection};
 use cairn_store::derived::{
-    ChunkCommit, Committed, DerivedCheckpoint, DerivedWriter, ForkState, Key, Row, StateRow, TableClass,
-    WorkerLease,
+    ChunkCommit, Committed, CorrectedRow, DerivedCheckpoint, DerivedWriter, ForkState, Key, Row, StateRow,
+    TableClass, Value, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
@@ -51,6 +51,8 @@ struct Prepared<'a> {
     rows: Vec<PreparedRows<'a>>,
     answers: Vec<PreparedAnswers<'a>>,
     states: Vec<PreparedStates<'a>>,
+    /// By service, whose checkpoints are locked in this order.
+    corrections: Vec<CheckedCorrection>,
     /// COPY data of the undo rows.
     undo: Vec<Bytes>,
     undo_rows: usize,
@@ -130,14 +132,14 @@ fn prepare<'a>(shared: &'a Shared, lease: &'a WorkerLease, commit: &'a ChunkComm
     for part in checked.states.into_iter().filter(|part| !part.rows.is_empty()) {
         let table = shared.table(part.table.name())?;
         for (key, state) in &part.rows {
-            let key = key.encode();
-            // Below finality nothing is undone.
-            for (height, before) in state.undo.iter().filter(|(height, _)| *height >= commit.finalized) {
-                undo.row(4).text(table.table.name()).bytea(&key).i64(int(*height));
-                undo.bytea_opt(before.as_ref().map(Row::encode).as_deref());
-            }
+            copy_undo(&mut undo, table.table.name(), &key.encode(), &state.undo, commit.finalized);
         }
         states.push(PreparedStates { table, rows: part.rows.into_values().collect() });
+    }
+    for (table, rows) in checked.corrections.iter().flat_map(|correction| &correction.tables) {
+        for (key, corrected) in rows {
+            copy_undo(&mut undo, table.name(), &key.encode(), &corrected.undo, commit.finalized);
+        }
     }
     Ok(Prepared {
         lease,
@@ -147,9 +149,18 @@ fn prepare<'a>(shared: &'a Shared, lease: &'a WorkerLease, commit: &'a ChunkComm
         rows,
         answers,
         states,
+        corrections: checked.corrections,
         undo_rows: undo.rows() as usize,
         undo: if undo.is_empty() { Vec::new() } else { undo.finish() },
     })
+}
+
+/// Undo rows of a key. Below finality nothing is undone.
+fn copy_undo(buf: &mut CopyBuf, table: &str, key: &[u8], undo: &[(Height, Option<Row>)], finalized: Height) {
+    for (height, before) in undo.iter().filter(|(height, _)| *height >= finalized) {
+        buf.row(4).text(table).bytea(key).i64(int(*height));
+        buf.bytea_opt(before.as_ref().map(Row::encode).as_deref());
+    }
 }
 
 fn encode<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Bytes> {
@@ -197,7 +208,7 @@ async fn guard(tx: &Tx<'_>, prepared: &Prepared<'_>) -> std::result::Result<Comm
     const KNOWN: &str = "SELECT id, first_orphan FROM app.reorgs_applied WHERE id > $1 ORDER BY id";
     let (lease, commit) = (prepared.lease, prepared.commit);
     let (current, checkpoint, (forks, base_id)) = lock(tx, lease).await?;
-    let known_from = int_of(commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX)));
+    let known_from = int_of(rules::lowest_known(commit));
     let newest = if current.is_none() { tx.newest_fence().await? } else { lease.fence };
     let before = rules::demand_holder(current.as_ref(), lease, newest)?;
     let after = rules::advance_lease(before, commit, tx.now_ms)?;
@@ -217,6 +228,12 @@ async fn guard(tx: &Tx<'_>, prepared: &Prepared<'_>) -> std::result::Result<Comm
         .into());
     };
     let moved = rules::advance_checkpoint(&checkpoint, before, commit, tx.now_ms)?;
+    for correction in &prepared.corrections {
+        let folder = tx.checkpoint(&correction.service, true).await?;
+        if let Some(corrected) = rules::correct_checkpoint(correction, folder.as_ref(), commit)? {
+            tx.count_correction(&corrected).await?;
+        }
+    }
     tx.write(&after, moved.as_ref()).await?;
     Ok(Committed { lease: after, checkpoint: moved.unwrap_or(checkpoint) })
 }
@@ -272,6 +289,11 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
             return Err(rules::newer_state(&part.table.table, newer, prepared.commit.chunk).into());
         }
     }
+    for correction in &prepared.corrections {
+        for (table, rows) in &correction.tables {
+            write_corrected(tx, tx.shared.table(table.name())?, rows).await?;
+        }
+    }
     quarantined::write(tx, prepared.lease, prepared.commit).await?;
     if !prepared.undo.is_empty() {
         tx.copy_in(COPY_UNDO, &prepared.undo).await?;
@@ -292,6 +314,30 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
         tx.execute(PRUNE, &[&finalized, &limit, &tables]).await?;
     }
     Ok(())
+}
+
+/// Puts rows of state in the place of those of their keys. Their undo rows go; the new ones follow.
+async fn write_corrected(
+    tx: &Tx<'_>,
+    table: &PgTable,
+    rows: &BTreeMap<Key, CorrectedRow>,
+) -> std::result::Result<(), Fault> {
+    const DELETE_UNDO: &str = "DELETE FROM app.state_undo WHERE table_name = $1 AND key = ANY ($2)";
+    let bytes = tx.shared.options.statement_bytes;
+    let size = |key: &&Key| key.0.iter().map(Value::size_bytes).sum();
+    let keys: Vec<&Key> = rows.keys().collect();
+    for run in runs(&keys, bytes, size) {
+        let encoded: Vec<Bytes> = run.iter().map(|key| key.encode()).collect();
+        let encoded: Vec<&[u8]> = encoded.iter().map(|key| key.as_ref()).collect();
+        tx.execute(DELETE_UNDO, &[&table.table.name(), &encoded]).await?;
+    }
+    let gone: Vec<&Key> = rows.values().filter(|of_key| of_key.row.is_none()).map(|row| &row.key).collect();
+    for run in runs(&gone, bytes, size) {
+        let arrays = Arrays::of_keys(table.table.key_columns().len(), run.iter().copied());
+        tx.execute(&table.delete_keys, &arrays.params()).await?;
+    }
+    let there: Vec<&Row> = rows.values().filter_map(|of_key| of_key.row.as_ref()).collect();
+    write_arrays(tx, &table.restore, &there, |row| *row).await.map(drop)
 }
 
 /// Deletes the event rows of these heights.

@@ -5,7 +5,7 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::rules::{self, Crossing};
 use cairn_store::derived::{
     ClaimRequest, Coordinator, DerivedCheckpoint, Entered, LeaseEnd, LeaseGap, LeaseStatus, MAX_ATTEMPTS,
-    MAX_ERROR_BYTES, Repairs, WorkerLease,
+    MAX_ERROR_BYTES, RangeAgain, Repairs, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
@@ -188,7 +188,7 @@ async fn register(shared: &Shared, service: &str, first: Height) -> Faulty<Deriv
         paused: false,
     };
     let sql = format!(
-        "INSERT INTO app.indexing_checkpoints ({CHECKPOINT_COLUMNS}) VALUES ($1, $2, NULL, $3, false)
+        "INSERT INTO app.indexing_checkpoints ({CHECKPOINT_COLUMNS}) VALUES ($1, $2, NULL, $3, false, 0)
          ON CONFLICT DO NOTHING"
     );
     tx.execute(&sql, &[&service, &last_height(&new), &tx.now()]).await?;
@@ -442,27 +442,32 @@ async fn reindex(
     range_heights: u64,
 ) -> Faulty<u64> {
     let tx = shared.begin(Gate::Shared).await?;
-    let made = insert_reindex(&tx, service, version, range, range_heights).await?;
+    let again = RangeAgain {
+        service: service.to_owned(),
+        version,
+        range,
+        range_heights,
+        is_behind: false,
+        corrects_state: false,
+    };
+    let made = insert_reindex(&tx, &again, range).await?;
     tx.commit("request_reindex").await?;
     Ok(made)
 }
 
-pub(super) async fn insert_reindex(
-    tx: &Tx<'_>,
-    service: &str,
-    version: u32,
-    range: HeightRange,
-    range_heights: u64,
-) -> Faulty<u64> {
+/// Makes `range` again, by a request for it or for more.
+pub(super) async fn insert_reindex(tx: &Tx<'_>, again: &RangeAgain, range: HeightRange) -> Faulty<u64> {
     const OVERLAP: &str =
         "SELECT from_height, to_height FROM app.worker_leases WHERE worker_type = $1 AND kind = 'reindex'
          AND from_height < $3 AND to_height > $2 AND status <> 'COMPLETED' LIMIT 1";
     const DELETE: &str = "DELETE FROM app.worker_leases WHERE worker_type = $1 AND kind = 'reindex'
          AND from_height < $3 AND to_height > $2";
     const INSERT: &str = "INSERT INTO app.worker_leases (worker_type, kind, from_height, to_height, status, leased_by, fence,
-             lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, version, last_error, created_at, updated_at)
-         SELECT $1, 'reindex', f, t, 'FAILED', '', nextval('app.fences'), $5, $5, 0, f, f, $4, '', $5, $5
+             lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, version, last_error, created_at, updated_at, corrects_state)
+         SELECT $1, 'reindex', f, t, 'FAILED', '', nextval('app.fences'), $5, $5, 0, f, f, $4, '', $5, $5, $6
          FROM unnest($2::bigint[], $3::bigint[]) AS r(f, t)";
+    let RangeAgain { service, version, range_heights, corrects_state, .. } = again;
+    let (service, range_heights) = (service.as_str(), *range_heights);
     let invalid =
         |what: String| Fault::Store(StoreError::Invalid(format!("reindex of {service} on {range}: {what}")));
     if range.is_empty() || range_heights == 0 {
@@ -489,5 +494,5 @@ pub(super) async fn insert_reindex(
         tos.push(int(end));
         at = end;
     }
-    tx.execute(INSERT, &[&service, &froms, &tos, &i64::from(version), &tx.now()]).await
+    tx.execute(INSERT, &[&service, &froms, &tos, &i64::from(*version), &tx.now(), corrects_state]).await
 }

@@ -15,10 +15,11 @@ use crate::postgres::pool::Param;
 
 /// The columns of a lease as [`lease_of`] reads them.
 pub(super) const LEASE_COLUMNS: &str = "id, worker_type, kind, from_height, to_height, status, leased_by, fence, \
-     lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait";
+     lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait, corrects_state";
 
 /// The columns of a checkpoint as [`checkpoint_of`] reads them.
-pub(super) const CHECKPOINT_COLUMNS: &str = "service_name, last_height, last_id, updated_at, paused";
+pub(super) const CHECKPOINT_COLUMNS: &str =
+    "service_name, last_height, last_id, updated_at, paused, corrections";
 
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a PgRow, at: usize) -> Result<T> {
     row.try_get(at).map_err(db)
@@ -79,6 +80,7 @@ pub(super) fn lease_at(row: &PgRow, first: usize) -> Result<WorkerLease> {
         first_parent: block_id(row, first + 14)?,
         version: small(row, first + 15)?,
         last_error: word(first + 16)?.to_owned(),
+        corrects_state: column(row, first + 18)?,
     })
 }
 
@@ -100,6 +102,7 @@ pub(super) fn checkpoint_at(row: &PgRow, first: usize) -> Result<DerivedCheckpoi
         last_id: block_id(row, first + 2)?,
         updated_at_ms: column::<PgTimestamp>(row, first + 3)?.0,
         paused: column(row, first + 4)?,
+        corrections: unsigned(row, first + 5)?,
     })
 }
 
@@ -113,10 +116,10 @@ pub(super) const FORKS: &str =
     "SELECT raw_uuid, base_id, applied_id, applied_digest, begun_id, begun_digest FROM app.reorg_state";
 
 /// How many [`LEASE_COLUMNS`] there are.
-pub(super) const LEASE_WIDTH: usize = 18;
+pub(super) const LEASE_WIDTH: usize = 19;
 
 /// How many [`CHECKPOINT_COLUMNS`] there are.
-pub(super) const CHECKPOINT_WIDTH: usize = 5;
+pub(super) const CHECKPOINT_WIDTH: usize = 6;
 
 /// Columns of one of the tables of a join.
 pub(super) fn of_table(table: &str, columns: &str) -> String {
@@ -229,6 +232,15 @@ impl Tx<'_> {
         );
         let row = self.query_opt(&sql, &[&service]).await?;
         Ok(row.as_ref().map(checkpoint_of).transpose()?)
+    }
+
+    /// Counts a correction of a folder's state; its checkpoint is locked.
+    pub(super) async fn count_correction(
+        &self,
+        checkpoint: &DerivedCheckpoint,
+    ) -> std::result::Result<(), Fault> {
+        const UPDATE: &str = "UPDATE app.indexing_checkpoints SET corrections = $2 WHERE service_name = $1";
+        self.execute(UPDATE, &[&checkpoint.service, &int_of(checkpoint.corrections)]).await.map(drop)
     }
 
     /// Moves a checkpoint that is locked.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use cairn_core::{Height, HeightRange};
-use cairn_store::derived::{Catalog, Rebuild};
+use cairn_store::derived::{Catalog, RangeAgain, Rebuild};
 use cairn_store::{Result, StoreError};
 use futures::FutureExt;
 
@@ -215,7 +215,15 @@ async fn ask_again(
         dropped.busy.push(service.to_owned());
         return Ok(());
     }
-    insert_reindex(tx, service, version, range, range_heights).await?;
+    let again = RangeAgain {
+        service: service.to_owned(),
+        version,
+        range,
+        range_heights,
+        is_behind: true,
+        corrects_state: false,
+    };
+    insert_reindex(tx, &again, range).await?;
     dropped.asked.push(service.to_owned());
     Ok(())
 }

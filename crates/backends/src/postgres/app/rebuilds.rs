@@ -94,10 +94,9 @@ pub(super) async fn forget_done(tx: &Tx<'_>) -> Faulty<Vec<String>> {
 pub(super) async fn begin(shared: &Shared, request: &RebuildRequest) -> Faulty<Vec<Rebuild>> {
     let tx = shared.begin(Gate::Exclusive).await?;
     for again in &request.again {
-        let RangeAgain { service, version, range_heights, .. } = again;
         let range = if again.is_behind { stop_behind(&tx, again).await? } else { Some(again.range) };
         if let Some(range) = range {
-            insert_reindex(&tx, service, *version, range, *range_heights).await?;
+            insert_reindex(&tx, again, range).await?;
         }
     }
     let mut rebuilds = Vec::with_capacity(request.anew.len());

@@ -20,6 +20,7 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     Migration { version: 2, name: "quarantined blocks", sql: include_str!("0002.sql") },
     Migration { version: 3, name: "rebuilds", sql: include_str!("0003.sql") },
     Migration { version: 4, name: "leases that wait", sql: include_str!("0004.sql") },
+    Migration { version: 5, name: "corrections of state", sql: include_str!("0005.sql") },
 ];
 
 /// Held by whoever changes tables, indexes or partitions.

@@ -11,7 +11,7 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::answers;
 use cairn_store::derived::{
     DerivedCheckpoint, DerivedReader, DerivedSnapshot, ForkState, Key, LeaseFilter, MAX_ATTEMPTS,
-    Quarantined, Rebuild, Row, Scan, ScanPage, Standing, TableClass, WorkerLease,
+    Quarantined, Rebuild, Row, Scan, ScanPage, Standing, TableClass, UndoRows, Value, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use futures::pin_mut;
@@ -312,6 +312,41 @@ impl DerivedSnapshot for PgSnapshot {
             done += run.len();
         }
         Ok(answer)
+    }
+
+    async fn undo_rows(
+        &self,
+        table: &'static str,
+        keys: &[Key],
+        max_rows: usize,
+    ) -> Result<Option<UndoRows>> {
+        const UNDO: &str =
+            "SELECT k.n, u.height, u.previous FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, n)
+             JOIN app.state_undo u ON u.table_name = $1 AND u.key = k.key ORDER BY k.n, u.height LIMIT $3";
+        let table = self.table(table)?;
+        let mut undo: UndoRows = vec![Vec::new(); keys.len()];
+        let (conn, mut left, mut done) = (self.conn()?, max_rows, 0);
+        for run in runs(keys, self.statement_bytes, |key| key.0.iter().map(Value::size_bytes).sum()) {
+            let encoded: Vec<bytes::Bytes> = run.iter().map(Key::encode).collect();
+            let encoded: Vec<&[u8]> = encoded.iter().map(|key| key.as_ref()).collect();
+            let limit = int_of((left as u64).saturating_add(1));
+            let found = conn.query(UNDO, &[&table.table.name(), &encoded, &limit]).await?;
+            left = match left.checked_sub(found.len()) {
+                Some(left) => left,
+                None => return Ok(None),
+            };
+            for row in &found {
+                let (place, height): (i64, i64) = (column(row, 0)?, column(row, 1)?);
+                let previous: Option<&[u8]> = column(row, 2)?;
+                let previous = previous.map(|bytes| super::answers::decode(table, bytes)).transpose()?;
+                let of_key = usize::try_from(place - 1).ok().and_then(|place| undo.get_mut(done + place));
+                let of_key =
+                    of_key.ok_or_else(|| corrupt("app.state_undo", "an answer to nothing that was asked"))?;
+                of_key.push((Height(height.max(0) as u64), previous));
+            }
+            done += run.len();
+        }
+        Ok(Some(undo))
     }
 
     async fn scan(&self, scan: &Scan) -> Result<ScanPage> {

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::{db, number, sql};
 
 const SELECT: &str =
-    "SELECT service_name, last_height, last_id, updated_at, paused FROM indexing_checkpoints";
+    "SELECT service_name, last_height, last_id, updated_at, paused, corrections FROM indexing_checkpoints";
 
 fn read(row: &Row<'_>) -> rusqlite::Result<DerivedCheckpoint> {
     let last_height: i64 = row.get(1)?;
@@ -19,6 +19,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<DerivedCheckpoint> {
         last_id: row.get::<_, Option<[u8; 32]>>(2)?.map(BlockId),
         updated_at_ms: row.get::<_, i64>(3)?.unsigned_abs(),
         paused: row.get(4)?,
+        corrections: row.get::<_, i64>(5)?.unsigned_abs(),
     })
 }
 
@@ -36,7 +37,7 @@ pub(super) fn all(conn: &Connection) -> Result<Vec<DerivedCheckpoint>> {
 }
 
 pub(super) fn write(conn: &Connection, checkpoint: &DerivedCheckpoint) -> Result<()> {
-    conn.prepare_cached("INSERT OR REPLACE INTO indexing_checkpoints VALUES (?1, ?2, ?3, ?4, ?5)")
+    conn.prepare_cached("INSERT OR REPLACE INTO indexing_checkpoints VALUES (?1, ?2, ?3, ?4, ?5, ?6)")
         .and_then(|mut statement| {
             statement.execute(params![
                 checkpoint.service,
@@ -45,6 +46,7 @@ pub(super) fn write(conn: &Connection, checkpoint: &DerivedCheckpoint) -> Result
                 checkpoint.last_id.map(|id| id.0),
                 number(checkpoint.updated_at_ms),
                 checkpoint.paused,
+                number(checkpoint.corrections),
             ])
         })
         .map_err(db)?;

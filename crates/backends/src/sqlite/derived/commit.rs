@@ -1,16 +1,23 @@
 //! The commit of a chunk. What needs no database (shape, order, duplicates) is done before the gate is taken.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use cairn_core::Height;
 use cairn_store::derived::answers::Answers;
 use cairn_store::derived::rules::{self, CheckedAnswers, CheckedChunk, CheckedStates};
-use cairn_store::derived::{ChunkCommit, Committed, DerivedWriter, LeaseKind, WorkerLease};
+use cairn_store::derived::{
+    ChunkCommit, Committed, CorrectedRow, DerivedWriter, Key, LeaseKind, Row, WorkerLease,
+};
 use cairn_store::{Result, StoreError};
 use rusqlite::params;
 
+use super::tables::TableSql;
 use super::{SqliteDerived, Write, blocking, checkpoints, db, forks, leases, quarantined, rows, sql};
 
 const INSERT_UNDO: &str = "INSERT OR REPLACE INTO state_undo VALUES (?1, ?2, ?3, ?4)";
+
+const DELETE_UNDO: &str = "DELETE FROM state_undo WHERE table_name = ?1 AND row_key = ?2";
 
 /// Undo rows that one commit deletes because finality has passed them, beyond as many as it writes.
 const PRUNE_ROWS: usize = 256;
@@ -39,8 +46,7 @@ impl Write<'_> {
         let before = rules::demand_holder(current.as_ref(), held, leases::newest_fence(self.tx)?)?;
         let lease = rules::advance_lease(before, commit, self.now_ms)?;
 
-        let lower =
-            commit.read.reorg_id.min(commit.folded_at.unwrap_or(u64::MAX)).min(forks.state.applied.id);
+        let lower = rules::lowest_known(commit).min(forks.state.applied.id);
         let known = forks::marks_after(self.tx, lower)?;
         rules::demand_fork(&forks.state, forks.base_id, &known, commit, checked.reaches)?;
 
@@ -50,6 +56,12 @@ impl Write<'_> {
                 expected: commit.chunk.start(),
             })?;
         let moved = rules::advance_checkpoint(&checkpoint, before, commit, self.now_ms)?;
+
+        let mut corrected = Vec::with_capacity(checked.corrections.len());
+        for correction in &checked.corrections {
+            let folder = checkpoints::find(self.tx, &correction.service)?;
+            corrected.extend(rules::correct_checkpoint(correction, folder.as_ref(), commit)?);
+        }
 
         leases::update(self.tx, &lease)?;
         if let Some(moved) = &moved {
@@ -73,6 +85,12 @@ impl Write<'_> {
         }
         for part in &checked.states {
             undone += self.write_states(part, commit)?;
+        }
+        for (table, rows) in checked.corrections.iter().flat_map(|correction| &correction.tables) {
+            self.write_corrected(self.tables.get(table.name())?, rows, commit.finalized)?;
+        }
+        for checkpoint in &corrected {
+            checkpoints::write(self.tx, checkpoint)?;
         }
         // What is final in the raw snapshot of a reorg that isn't applied yet may still have to be undone here.
         let may_undo = !checked.states.is_empty() || !checked.answers.is_empty();
@@ -112,6 +130,31 @@ impl Write<'_> {
         Ok(undone)
     }
 
+    /// Puts rows of state in the place of those of their keys, undo rows included.
+    fn write_corrected(
+        &self,
+        table: &TableSql,
+        rows: &BTreeMap<Key, CorrectedRow>,
+        finalized: Height,
+    ) -> Result<()> {
+        let mut delete = self.tx.prepare_cached(DELETE_UNDO).map_err(db)?;
+        let mut insert = self.tx.prepare_cached(INSERT_UNDO).map_err(db)?;
+        let name = table.table.name();
+        for (key, corrected) in rows {
+            let encoded = key.encode();
+            delete.execute(params![name, encoded.as_ref()]).map_err(db)?;
+            for (height, before) in corrected.undo.iter().filter(|(height, _)| *height >= finalized) {
+                let before = before.as_ref().map(Row::encode);
+                insert
+                    .execute(params![sql(*height), name, encoded.as_ref(), before.as_deref()])
+                    .map_err(db)?;
+            }
+            rows::restore(self.tx, table, key, corrected.row.as_ref())?;
+        }
+        // Undo rows below it went.
+        forks::raise_undo_floor(self.tx, name, finalized)
+    }
+
     /// Writes state with its undo rows; how many of these there are.
     fn write_states(&self, part: &CheckedStates, commit: &ChunkCommit) -> Result<usize> {
         let (chunk, finalized) = (commit.chunk, commit.finalized);
@@ -128,7 +171,7 @@ impl Write<'_> {
             }
             let key = if state.undo.is_empty() { None } else { Some(key.encode()) };
             for (height, before) in kept {
-                let before = before.as_ref().map(cairn_store::derived::Row::encode);
+                let before = before.as_ref().map(Row::encode);
                 insert
                     .execute(params![sql(*height), part.table.name(), key.as_deref(), before.as_deref()])
                     .map_err(db)?;

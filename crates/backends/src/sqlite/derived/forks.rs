@@ -97,22 +97,40 @@ pub(super) fn raise_undo_floor(conn: &Connection, table: &str, floor: Height) ->
     Ok(())
 }
 
-/// All undo rows of one key, each with its height.
-pub(super) fn undo_of(conn: &Connection, table: &TableSql, key: &[u8]) -> Result<Vec<(Height, Option<Row>)>> {
+/// All undo rows of one key, ascending.
+pub(super) fn undo_of(conn: &Connection, table: &TableSql, key: &[u8]) -> Result<UndoOfKey> {
+    Ok(undo_within(conn, table, key, usize::MAX)?.unwrap_or_default())
+}
+
+/// A key's undo rows, each with its height.
+type UndoOfKey = Vec<(Height, Option<Row>)>;
+
+/// All undo rows of one key, ascending; `None`: they are more than `max_rows`.
+pub(super) fn undo_within(
+    conn: &Connection,
+    table: &TableSql,
+    key: &[u8],
+    max_rows: usize,
+) -> Result<Option<UndoOfKey>> {
     let undo: Vec<(i64, Option<Vec<u8>>)> = conn
         .prepare_cached(
-            "SELECT height, before_row FROM state_undo INDEXED BY state_undo_row WHERE table_name = ?1 AND row_key = ?2",
+            "SELECT height, before_row FROM state_undo INDEXED BY state_undo_row \
+             WHERE table_name = ?1 AND row_key = ?2 ORDER BY height LIMIT ?3",
         )
         .and_then(|mut statement| {
             let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-            statement.query_map(params![table.table.name(), key], row)?.collect()
+            let limit = number((max_rows as u64).saturating_add(1));
+            statement.query_map(params![table.table.name(), key, limit], row)?.collect()
         })
         .map_err(db)?;
+    if undo.len() > max_rows {
+        return Ok(None);
+    }
     let decoded = undo.into_iter().map(|(height, before)| {
         let before = before.map(|bytes| decode_row(table, &bytes)).transpose()?;
         Ok((Height(height.unsigned_abs()), before))
     });
-    decoded.collect()
+    decoded.collect::<Result<_>>().map(Some)
 }
 
 /// Deletes undo rows below a height, lowest first: at most `max_rows`. Returns how many.

@@ -5,7 +5,7 @@ use cairn_core::{BlockId, Fence, Height, HeightRange};
 use cairn_store::derived::rules::{self, Crossing};
 use cairn_store::derived::{
     ClaimRequest, Coordinator, DerivedCheckpoint, LeaseEnd, LeaseFilter, LeaseGap, LeaseKind, LeaseStatus,
-    MAX_ATTEMPTS, MAX_ERROR_BYTES, Repairs, WorkerLease,
+    MAX_ATTEMPTS, MAX_ERROR_BYTES, RangeAgain, Repairs, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use super::{SqliteDerived, Write, checkpoints, db, number, rebuilds, sql};
 
 const SELECT: &str = "SELECT id, worker_type, kind, from_height, to_height, status, leased_by, fence, lease_expires_at, \
-     next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait FROM worker_leases";
+     next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait, corrects_state FROM worker_leases";
 
 fn read(row: &Row<'_>) -> rusqlite::Result<WorkerLease> {
     let unsigned = |at: usize| {
@@ -43,6 +43,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<WorkerLease> {
         first_parent: id(14)?,
         version: row.get(15)?,
         last_error: row.get(16)?,
+        corrects_state: row.get(18)?,
     })
 }
 
@@ -159,15 +160,16 @@ fn insert(
     kind: LeaseKind,
     range: HeightRange,
     version: u32,
+    corrects_state: bool,
 ) -> Result<WorkerLease> {
     write
         .tx
         .prepare_cached(
             "INSERT INTO worker_leases (worker_type, kind, from_height, to_height, status, leased_by, fence, \
-             lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, version, last_error) \
-             VALUES (?1, ?2, ?3, ?4, 'FAILED', '', 0, ?5, ?5, 0, ?3, ?3, ?6, '') \
+             lease_expires_at, next_try_at, attempt, done_to, claimed_done_to, version, last_error, corrects_state) \
+             VALUES (?1, ?2, ?3, ?4, 'FAILED', '', 0, ?5, ?5, 0, ?3, ?3, ?6, '', ?7) \
              RETURNING id, worker_type, kind, from_height, to_height, status, leased_by, fence, lease_expires_at, \
-             next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait",
+             next_try_at, attempt, done_to, claimed_done_to, last_id, first_parent, version, last_error, claimed_to_wait, corrects_state",
         )
         .and_then(|mut statement| {
             let values = params![
@@ -176,7 +178,8 @@ fn insert(
                 sql(range.start()),
                 sql(range.end()),
                 number(write.now_ms),
-                version
+                version,
+                corrects_state
             ];
             statement.query_row(values, read)
         })
@@ -347,13 +350,10 @@ impl Write<'_> {
         Ok(())
     }
 
-    pub(super) fn request_reindex(
-        &self,
-        service: &str,
-        version: u32,
-        range: HeightRange,
-        range_heights: u64,
-    ) -> Result<u64> {
+    /// Makes `range` again, by a request for it or for more.
+    pub(super) fn request_reindex(&self, again: &RangeAgain, range: HeightRange) -> Result<u64> {
+        let RangeAgain { service, version, range_heights, corrects_state, .. } = again;
+        let range_heights = *range_heights;
         let invalid = |what: String| StoreError::Invalid(format!("reindex of {service} on {range}: {what}"));
         let checkpoint = registered(self.tx, service)?;
         if range.is_empty() || range_heights == 0 {
@@ -377,7 +377,7 @@ impl Write<'_> {
         while at < range.end() {
             let end = rules::next_multiple(at, range_heights).min(range.end());
             let piece = HeightRange::new(at, end);
-            let mut lease = insert(self, service, LeaseKind::Reindex, piece, version)?;
+            let mut lease = insert(self, service, LeaseKind::Reindex, piece, *version, *corrects_state)?;
             lease.fence = next_fence(self.tx)?;
             update(self.tx, &lease)?;
             (at, count) = (end, count + 1);
@@ -403,6 +403,7 @@ impl Coordinator for SqliteDerived {
                 last_id: None,
                 updated_at_ms: write.now_ms,
                 paused: false,
+                corrections: 0,
             };
             checkpoints::write(write.tx, &checkpoint)?;
             Ok(checkpoint)
@@ -554,7 +555,9 @@ impl Coordinator for SqliteDerived {
     ) -> Result<u64> {
         let service = service.to_owned();
         self.write("request_reindex", move |write| {
-            write.request_reindex(&service, version, range, range_heights)
+            let (is_behind, corrects_state) = (false, false);
+            let again = RangeAgain { service, version, range, range_heights, is_behind, corrects_state };
+            write.request_reindex(&again, range)
         })
         .await
     }

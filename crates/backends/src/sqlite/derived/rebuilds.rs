@@ -86,10 +86,9 @@ pub(super) fn forget_done(conn: &Connection) -> Result<Vec<String>> {
 impl Write<'_> {
     pub(super) fn begin_rebuild(&self, request: &RebuildRequest) -> Result<Vec<Rebuild>> {
         for again in &request.again {
-            let RangeAgain { service, version, range_heights, .. } = again;
             let range = if again.is_behind { self.stop_behind(again)? } else { Some(again.range) };
             if let Some(range) = range {
-                self.request_reindex(service, *version, range, *range_heights)?;
+                self.request_reindex(again, range)?;
             }
         }
         request.anew.iter().map(|service| self.anew(service)).collect()

@@ -7,7 +7,7 @@ use cairn_core::{Height, HeightRange};
 use cairn_store::derived::answers;
 use cairn_store::derived::{
     DerivedCheckpoint, DerivedSnapshot, ForkState, Key, LeaseFilter, Quarantined, Rebuild, Row, Scan,
-    ScanPage, TableClass, Value, WorkerLease,
+    ScanPage, TableClass, UndoRows, Value, WorkerLease,
 };
 use cairn_store::{Result, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -187,6 +187,28 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
                 found.push(row.map(|row| bounds.visible(conn, table, row)).transpose()?.flatten());
             }
             Ok(found)
+        })
+        .await
+    }
+
+    async fn undo_rows(
+        &self,
+        table: &'static str,
+        keys: &[Key],
+        max_rows: usize,
+    ) -> Result<Option<UndoRows>> {
+        let keys: Vec<_> = keys.iter().map(Key::encode).collect();
+        self.read(table, move |conn, table, _, deadline| {
+            let (mut found, mut left) = (Vec::with_capacity(keys.len()), max_rows);
+            for (n, key) in keys.iter().enumerate() {
+                if n.is_multiple_of(scan::LOOK_EVERY) {
+                    demand_time(deadline)?;
+                }
+                let Some(undo) = forks::undo_within(conn, table, key, left)? else { return Ok(None) };
+                left -= undo.len();
+                found.push(undo);
+            }
+            Ok(Some(found))
         })
         .await
     }

@@ -150,6 +150,7 @@ async fn all_done(app: &dyn AppStore, uuid: [u8; 16]) {
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: 60_000,

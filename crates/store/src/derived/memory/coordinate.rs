@@ -11,7 +11,7 @@ use crate::derived::fork::DerivedCheckpoint;
 use crate::derived::lease::{
     ClaimRequest, LeaseEnd, LeaseGap, LeaseKind, LeaseStatus, MAX_ATTEMPTS, MAX_ERROR_BYTES, WorkerLease,
 };
-use crate::derived::rebuild::Rebuild;
+use crate::derived::rebuild::{RangeAgain, Rebuild};
 use crate::derived::rules::{self, Crossing};
 use crate::derived::writer::{Coordinator, Repairs};
 use crate::{Result, StoreError};
@@ -33,6 +33,7 @@ impl Coordinator for MemoryDerived {
                 last_id: None,
                 updated_at_ms: now_ms,
                 paused: false,
+                corrections: 0,
             };
             state.put_checkpoint(checkpoint.clone());
             Ok(checkpoint)
@@ -202,7 +203,15 @@ impl Coordinator for MemoryDerived {
     ) -> Result<u64> {
         let now_ms = self.now_ms();
         self.commit("request_reindex", |state| {
-            request_reindex(state, service, version, range, range_heights, now_ms)
+            let again = RangeAgain {
+                service: service.to_owned(),
+                version,
+                range,
+                range_heights,
+                is_behind: false,
+                corrects_state: false,
+            };
+            request_reindex(state, &again, range, now_ms)
         })
     }
 }
@@ -291,17 +300,19 @@ fn new_lease(
         first_parent: None,
         version: 0,
         last_error: String::new(),
+        corrects_state: false,
     }
 }
 
+/// Makes `range` again, by a request for it or for more.
 pub(super) fn request_reindex(
     state: &mut State,
-    service: &str,
-    version: u32,
+    again: &RangeAgain,
     range: HeightRange,
-    range_heights: u64,
     now_ms: u64,
 ) -> Result<u64> {
+    let RangeAgain { service, version, range_heights, corrects_state, .. } = again;
+    let range_heights = *range_heights;
     let invalid = |what: String| StoreError::Invalid(format!("reindex of {service} on {range}: {what}"));
     let checkpoint = state.checkpoint(service)?;
     if range.is_empty() || range_heights == 0 {
@@ -324,7 +335,8 @@ pub(super) fn request_reindex(
     while at < range.end() {
         let end = rules::next_multiple(at, range_heights).min(range.end());
         let mut lease = new_lease(state, service, LeaseKind::Reindex, HeightRange::new(at, end), now_ms);
-        lease.version = version;
+        lease.version = *version;
+        lease.corrects_state = *corrects_state;
         lease.fence = state.next_fence();
         state.put_lease(lease);
         (at, count) = (end, count + 1);

@@ -100,10 +100,9 @@ impl DerivedMaintenance for MemoryDerived {
 
 fn begin_rebuild(state: &mut State, request: &RebuildRequest, now_ms: u64) -> Result<Vec<Rebuild>> {
     for again in &request.again {
-        let RangeAgain { service, version, range_heights, .. } = again;
         let range = if again.is_behind { stop_behind(state, again, now_ms) } else { Some(again.range) };
         if let Some(range) = range {
-            request_reindex(state, service, *version, range, *range_heights, now_ms)?;
+            request_reindex(state, again, range, now_ms)?;
         }
     }
     let mut rebuilds = Vec::with_capacity(request.anew.len());

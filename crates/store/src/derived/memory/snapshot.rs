@@ -11,7 +11,9 @@ use super::state::{State, TableData};
 use crate::derived::answers;
 use crate::derived::fork::{DerivedCheckpoint, ForkState};
 use crate::derived::lease::{LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
-use crate::derived::reader::{DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage};
+use crate::derived::reader::{
+    DerivedSnapshot, MAX_SCAN_ROWS, Quarantined, QuarantinedBlock, Scan, ScanPage, UndoRows,
+};
 use crate::derived::rebuild::Rebuild;
 use crate::derived::row::{Key, Row};
 use crate::derived::table::{Table, TableClass};
@@ -282,6 +284,21 @@ impl DerivedSnapshot for MemorySnapshot {
             found.push(row.map(|row| (*row).clone()));
         }
         Ok(found)
+    }
+
+    async fn undo_rows(
+        &self,
+        table: &'static str,
+        keys: &[Key],
+        max_rows: usize,
+    ) -> Result<Option<UndoRows>> {
+        let data = self.view(table)?.data;
+        let of_key = |key| {
+            let undo = data.undo.get(key).into_iter().flatten();
+            undo.map(|(height, before)| (*height, before.as_deref().cloned())).collect::<Vec<_>>()
+        };
+        let undo: UndoRows = keys.iter().map(of_key).collect();
+        Ok((undo.iter().map(Vec::len).sum::<usize>() <= max_rows).then_some(undo))
     }
 
     async fn scan(&self, scan: &Scan) -> Result<ScanPage> {

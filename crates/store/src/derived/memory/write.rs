@@ -43,6 +43,11 @@ fn commit_chunk(
     })?;
     let moved = rules::advance_checkpoint(checkpoint, before, &commit, now_ms)?;
     let checkpoint = moved.unwrap_or_else(|| checkpoint.clone());
+    let mut corrected = Vec::with_capacity(checked.corrections.len());
+    for correction in &checked.corrections {
+        let folder = state.checkpoints.get(&correction.service);
+        corrected.extend(rules::correct_checkpoint(correction, folder, &commit)?);
+    }
     for part in &checked.rows {
         let is_replaced = checked.replaces.iter().any(|table| table.name() == part.table.name());
         if !is_replaced {
@@ -100,6 +105,21 @@ fn commit_chunk(
             data.put(&part.table, key, Arc::new(change.row));
         }
     }
+    for (table, rows) in checked.corrections.into_iter().flat_map(|correction| correction.tables) {
+        let place = state.place(table.name())?;
+        let data = state.table_mut(place);
+        for (key, corrected) in rows {
+            data.take_undo(&key, ..);
+            for (height, before) in corrected.undo.into_iter().filter(|(at, _)| *at >= commit.finalized) {
+                data.put_undo(&key, height, before.map(Arc::new));
+            }
+            match corrected.row {
+                Some(row) => data.put(&table, key, Arc::new(row)),
+                None => _ = data.take(&table, &key),
+            }
+        }
+    }
+    corrected.into_iter().for_each(|checkpoint| state.put_checkpoint(checkpoint));
     let (service, chunk) = (&lease.service, commit.chunk);
     state.keep_quarantined(|block| block.service != *service || !chunk.contains(block.height));
     if !commit.quarantined.is_empty() {

@@ -309,6 +309,7 @@ impl Process {
             range: HeightRange::new(Height(4), Height(10)),
             range_heights: 10,
             is_behind,
+            corrects_state: true,
         };
         let again = vec![again(MAPPER, false), again(ASKER, true)];
         let request = &RebuildRequest { again, anew: vec![FOLDER.into()] };

@@ -291,7 +291,7 @@ async fn tables_of_another_service_are_refused(factory: Arc<dyn DerivedFactory>)
     refused("another's rows", subject.store.commit_chunk(&lease, commit).await, is_invalid)?;
     let state = StateRow { row: note_row(1, "x", 1), undo: Vec::new() };
     let states = vec![StateRows { table: NOTES.name, rows: vec![state] }];
-    let commit = ChunkCommit { states, folded_at: Some(0), ..good.clone() };
+    let commit = ChunkCommit { states, folded_at: Some(FoldedAt::applied(0)), ..good.clone() };
     refused("events as state", subject.store.commit_chunk(&lease, commit).await, is_invalid)?;
     let commit = ChunkCommit { replaces: vec![NAMES.name], ..good };
     refused("another's rows replaced", subject.store.commit_chunk(&lease, commit).await, is_invalid)?;

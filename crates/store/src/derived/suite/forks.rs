@@ -204,7 +204,7 @@ async fn a_folders_rows_are_as_old_as_its_snapshot(factory: Arc<dyn DerivedFacto
     let lease = subject.claim(FOLDER).await?;
     same("where it stands", lease.done_to, Height(23))?;
     let good = subject.chunk(&lease, 26).await?;
-    let stale = ChunkCommit { folded_at: Some(0), ..good.clone() };
+    let stale = ChunkCommit { folded_at: Some(FoldedAt::applied(0)), ..good.clone() };
     refused("folded before it", subject.store.commit_chunk(&lease, stale).await, is_fork(1, 23))?;
     subject.store.commit_chunk(&lease, good).await?;
     // One far above doesn't matter.

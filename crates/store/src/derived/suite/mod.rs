@@ -30,6 +30,7 @@ mod applying;
 mod attempts;
 mod breaking;
 mod committing;
+mod correcting;
 mod differential;
 mod forks;
 mod leases;
@@ -163,6 +164,7 @@ pub fn cases() -> Vec<Case> {
         leases::cases(),
         attempts::cases(),
         committing::cases(),
+        correcting::cases(),
         forks::cases(),
         applying::cases(),
         answers::cases(),

@@ -41,6 +41,7 @@ fn chunk(raw: &Raw, lease: &WorkerLease, to: Height) -> ChunkCommit {
         rows: if lease.service == MAPPER { map(&blocks) } else { Vec::new() },
         states: Vec::new(),
         replaces: Vec::new(),
+        corrections: Vec::new(),
         quarantined: Vec::new(),
         finalized: Height(0),
         ttl_ms: TTL_MS,

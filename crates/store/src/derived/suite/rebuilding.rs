@@ -29,7 +29,14 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn again(service: &str, from: u64, to: u64) -> RangeAgain {
     let range = HeightRange::new(Height(from), Height(to));
-    RangeAgain { service: service.into(), version: 1, range, range_heights: 10, is_behind: false }
+    RangeAgain {
+        service: service.into(),
+        version: 1,
+        range,
+        range_heights: 10,
+        is_behind: false,
+        corrects_state: false,
+    }
 }
 
 /// What the store says of the folder's rebuild, and whether it still counts.

@@ -7,7 +7,7 @@ use cairn_core::{BlockId, BlockRef, Clock, Height, HeightRange};
 use super::raw::{NO_BLOCK, Raw};
 use super::tables::{ASKER, CODES, FOLDER, MAPPER, MOVES, NAMES, ask, catalog, fold, map};
 use super::{CaseResult, DerivedFactory, DerivedPlace, Failure, MemoryFactory, TestClock, TestDerived};
-use crate::derived::fork::{DerivedCheckpoint, ForkState};
+use crate::derived::fork::{DerivedCheckpoint, FoldedAt, ForkState};
 use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::{DerivedSnapshot, Scan};
 use crate::derived::rebuild::{Rebuild, RebuildRequest};
@@ -158,6 +158,7 @@ impl Subject {
             rows: Vec::new(),
             states: Vec::new(),
             replaces: Vec::new(),
+            corrections: Vec::new(),
             quarantined: Vec::new(),
             finalized: self.raw.finalized,
             ttl_ms: TTL_MS,
@@ -167,7 +168,9 @@ impl Subject {
             ASKER => commit.rows = ask(&blocks),
             FOLDER => {
                 commit.states = self.fold(lease, &blocks, chunk).await?;
-                commit.folded_at = Some(forks.applied.id);
+                let snapshot = self.snapshot().await?;
+                let corrections = snapshot.checkpoint(FOLDER).map_or(0, |own| own.corrections);
+                commit.folded_at = Some(FoldedAt { applied: forks.applied.id, corrections });
             }
             _ => {}
         }

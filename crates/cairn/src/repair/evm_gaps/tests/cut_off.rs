@@ -211,6 +211,7 @@ impl Archive {
                 rows: rows.into_iter().map(|(table, rows)| TableRows { table, rows }).collect(),
                 states: Vec::new(),
                 replaces: service.tables.iter().map(|table| table.name).collect(),
+                corrections: Vec::new(),
                 quarantined: Vec::new(),
                 finalized: Height(0),
                 ttl_ms: 60_000,
