@@ -13,8 +13,8 @@ use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions};
 use cairn_core::{BlockId, BlockRef, Height, HeightRange, SystemClock};
 use cairn_store::derived::{
     ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, Column, ColumnType, Coordinator,
-    DerivedReader, DerivedWriter, IndexDef, Key, LAST_HEIGHT, Merge, ReadMark, ReorgApplier, Row, Scan,
-    StateRow, StateRows, Table, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
+    DerivedReader, DerivedWriter, FoldedAt, IndexDef, Key, LAST_HEIGHT, Merge, ReadMark, ReorgApplier, Row,
+    Scan, StateRow, StateRows, Table, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
 };
 use cairn_store::suite::blocks::Numbers;
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark};

@@ -412,7 +412,7 @@ async fn run(
     let Some(chain_id) = chain_of(&*raw, &stop).await? else { return Ok(()) };
     let processors = processors(config, asked, Some(chain_id))?;
     let deriver = Deriver::new(raw, app, errors, catalog, processors, options(config))?
-        .with_folders(folders(config))
+        .with_folders(folders(config))?
         .with_hint(hint);
     let mut from = deriver.board().subscribe();
     let forward = async {

@@ -18,8 +18,8 @@ use cairn_backends::sqlite::{SqliteDerived, SqliteDerivedOptions};
 use cairn_core::{BlockRef, Height, SystemClock};
 use cairn_pipeline::derive::DeriveOptions;
 use cairn_store::derived::{
-    ApplyProgress, ChunkCommit, Coordinator, DerivedReader, DerivedWriter, Key, ReadMark, ReorgApplier, Row,
-    StateRow, StateRows, Table, TableRows, WorkerLease,
+    ApplyProgress, ChunkCommit, Coordinator, DerivedReader, DerivedWriter, FoldedAt, Key, ReadMark,
+    ReorgApplier, Row, StateRow, StateRows, Table, TableRows, WorkerLease,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark};
 use clap::Parser;

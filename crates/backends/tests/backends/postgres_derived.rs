@@ -9,9 +9,9 @@ use cairn_backends::postgres::{Isolation, PgDerived, PgDerivedOptions, PgOptions
 use cairn_core::{BlockId, BlockRef, Clock, ErrorKind, Height, HeightRange, SystemClock};
 use cairn_store::derived::{
     ASKED_AT_HEIGHT, ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, Column, ColumnType,
-    Committed, Coordinator, DerivedDump, DerivedMaintenance, DerivedReader, DerivedWriter, IndexDef, Key,
-    LAST_HEIGHT, LeaseFilter, LeaseStatus, Merge, ReadMark, ReorgApplier, Row, Scan, StateRow, StateRows,
-    Sum, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
+    Committed, Coordinator, DerivedDump, DerivedMaintenance, DerivedReader, DerivedWriter, FoldedAt,
+    IndexDef, Key, LAST_HEIGHT, LeaseFilter, LeaseStatus, Merge, ReadMark, ReorgApplier, Row, Scan, StateRow,
+    StateRows, Sum, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark, Result, StoreError};
 

@@ -9,8 +9,8 @@ use cairn_core::{BlockId, BlockRef, Height, HeightRange, SystemClock};
 use cairn_store::derived::memory::MemoryDerived;
 use cairn_store::derived::{
     ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, ColumnType, Coordinator, DerivedDump,
-    DerivedStore, LAST_HEIGHT, LeaseEnd, Merge, ReadMark, ReorgApplier, Row, Scan, StateRow, StateRows, Sum,
-    TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
+    DerivedStore, FoldedAt, LAST_HEIGHT, LeaseEnd, Merge, ReadMark, ReorgApplier, Row, Scan, StateRow,
+    StateRows, Sum, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark, Result, StoreError};
 

@@ -10,9 +10,9 @@ use cairn_backends::sqlite::{
 use cairn_core::{BlockId, BlockRef, ErrorKind, Height, HeightRange, SystemClock};
 use cairn_store::derived::{
     ApplyProgress, BLOCK_HEIGHT, Catalog, ChunkCommit, ClaimRequest, Column, ColumnType, Coordinator,
-    DerivedDump, DerivedMaintenance, DerivedReader, DerivedWriter, ErrorLog, IndexDef, Key, LAST_HEIGHT,
-    LeaseEnd, Merge, NewError, ReadMark, RebuildRequest, ReorgApplier, Row, Scan, Severity, StateRow,
-    StateRows, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
+    DerivedDump, DerivedMaintenance, DerivedReader, DerivedWriter, ErrorLog, FoldedAt, IndexDef, Key,
+    LAST_HEIGHT, LeaseEnd, Merge, NewError, ReadMark, RebuildRequest, ReorgApplier, Row, Scan, Severity,
+    StateRow, StateRows, TableClass, TableDef, TableRows, U256, Value, WorkerLease, column,
 };
 use cairn_store::{OrphanRef, ReorgEntry, ReorgMark, Result, StoreError};
 use rusqlite::Connection;

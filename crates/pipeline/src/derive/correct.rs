@@ -1,24 +1,28 @@
 //! State where rows that it was folded from are derived again: what the commit of those rows changes in it.
 //!
 //! **Order.** The raw blocks come first, then one app snapshot: where the folder stands, the events as they are, its rows and what undoes them.
+//! The raw head comes last. Its finality is no older than that of any commit that the snapshot shows, so no undo row above it is missing.
 //! The commit demands that the folder still stands there, and that nobody corrected it since. A folder's own commit demands the same, so
 //! whoever read the old rows loses.
 //!
 //! **Where the rows don't say it**, the folder begins anew, in a transaction before the commit: `cairn reindex` would have asked for that.
 //!
-//! **Back-pressure.** A chunk's events are bounded as its blocks are. Where its rows have too many undo rows, the folder begins anew.
+//! **Back-pressure.** A chunk's events are bounded as its blocks are. Where its rows have too many undo rows, it is tried with fewer
+//! heights; over one height the folder begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_core::{Height, HeightRange, StoredBlock};
-use cairn_store::derived::{CorrectedRow, Correction, DerivedSnapshot, Key, RebuildRequest, Row, TableRows};
+use cairn_store::derived::{
+    CorrectedRow, Correction, DerivedCheckpoint, DerivedSnapshot, Key, RebuildRequest, Row, TableRows,
+};
 
 use super::context::Context;
 use super::corrected::{ChangesOf, Past, Place, Replaced, Unknown};
 use super::error::DeriveError;
 use super::processor::Folder;
-use super::read::{RawChunk, not_yet};
+use super::read::{RawChunk, not_yet, undone_never};
 use super::state::ChunkInput;
 
 /// Undo rows that are read for one chunk, at most.
@@ -36,67 +40,91 @@ pub(super) struct Again<'a> {
     pub rows: &'a [TableRows],
 }
 
-/// What it changes in the state of each folder behind it.
+/// What a folder's state is to be, by table.
+type Tables = Vec<(&'static str, Vec<CorrectedRow>)>;
+
+/// What it changes in the state of each folder behind it, and the height below which it leaves no undo rows.
 pub(super) async fn corrections(
     context: &Context,
     again: &Again<'_>,
-) -> Result<Vec<Correction>, DeriveError> {
-    let mut corrections = Vec::new();
+) -> Result<(Vec<Correction>, Height), DeriveError> {
+    let (mut corrections, mut finalized) = (Vec::new(), again.chunk.finalized_exclusive);
     for folder in &context.folders {
-        if folder.service().upstreams.contains(&again.service) {
-            corrections.push(correction(context, folder, again).await?);
+        if !folder.service().upstreams.contains(&again.service) {
+            continue;
+        }
+        if let Some((correction, of_folder)) = correction(context, folder, again).await? {
+            corrections.push(correction);
+            finalized = finalized.max(of_folder);
         }
     }
-    Ok(corrections)
+    Ok((corrections, finalized))
 }
 
 async fn correction(
     context: &Context,
     folder: &Arc<dyn Folder>,
     again: &Again<'_>,
-) -> Result<Correction, DeriveError> {
+) -> Result<Option<(Correction, Height)>, DeriveError> {
     let name = folder.service().name;
     let snapshot = context.app.snapshot().await?;
-    let forks = snapshot.forks();
-    if !forks.is_settled() || forks.applied.id != again.chunk.read.reorg_id {
+    let (forks, head) = (snapshot.forks(), context.raw.head().await?);
+    let newest = [again.chunk.read.reorg_id, head.newest_reorg.id];
+    if !forks.is_settled() || newest.iter().any(|newest| *newest != forks.applied.id) {
         // What finality leaves of the undo rows isn't known while reorgs are to be applied.
         return Err(not_yet(format!("the state of {name} while reorgs are applied")));
     }
+    let finalized = undone_never(&head, forks);
     let stands = snapshot.checkpoint(name).cloned();
     let next = stands.as_ref().map_or(Height::ZERO, |stands| stands.next);
     let heights = again.chunk.heights;
     let folded = HeightRange::new(heights.start(), next.clamp(heights.start(), heights.end()));
-    let mut of_folder = Correction { service: name.into(), stands, tables: Vec::new() };
-    if folded.is_empty() {
-        return Ok(of_folder);
-    }
-    match rows(context, folder, again, &*snapshot, folded).await? {
-        Ok(tables) => of_folder.tables = tables,
+    let found = match folded.is_empty() {
+        true => Ok(None),
+        false => rows(context, folder, again, &*snapshot, folded, finalized).await?,
+    };
+    drop(snapshot);
+    // Nothing is folded otherwise. Of several upstreams another may be at the same heights, and has to know of the new rows; so has whoever folds them.
+    let is_nothing = folder.service().upstreams.len() == 1 && folded == heights;
+    let tables = match found {
+        Ok(None) if is_nothing => return Ok(None),
+        Ok(tables) => tables.unwrap_or_default(),
         Err(Unknown(why)) => {
-            drop(snapshot);
             tracing::warn!(
                 service = name,
                 heights = %folded,
                 %why,
                 "its state can't be corrected where rows are derived again: it begins anew"
             );
-            let anew = RebuildRequest { again: Vec::new(), anew: vec![name.into()] };
-            context.app.begin_rebuild(&anew).await?;
+            begin_anew(context, name, stands).await?;
             return Err(not_yet(format!("{heights} of {}, since {name} begins anew", again.service)));
         }
-    }
-    Ok(of_folder)
+    };
+    Ok(Some((Correction { service: name.into(), stands, tables }, finalized)))
 }
 
-type Tables = Vec<(&'static str, Vec<CorrectedRow>)>;
+/// Lets a folder begin anew that stands here; one that went on meanwhile may be another's already.
+async fn begin_anew(
+    context: &Context,
+    name: &'static str,
+    stands: Option<DerivedCheckpoint>,
+) -> Result<(), DeriveError> {
+    if context.app.snapshot().await?.checkpoint(name) == stands.as_ref() {
+        let request = RebuildRequest { again: Vec::new(), anew: vec![name.into()] };
+        context.app.begin_rebuild(&request).await?;
+    }
+    Ok(())
+}
 
+/// What the new rows of some heights make of the state; `None`: nothing else than the old ones.
 async fn rows(
     context: &Context,
     folder: &Arc<dyn Folder>,
     again: &Again<'_>,
     snapshot: &dyn DerivedSnapshot,
     heights: HeightRange,
-) -> Result<Result<Tables, Unknown>, DeriveError> {
+    finalized: Height,
+) -> Result<Result<Option<Tables>, Unknown>, DeriveError> {
     let (mut old, mut new): (Vec<Vec<Row>>, Vec<Vec<Row>>) = (Vec::new(), Vec::new());
     for table in folder.reads() {
         // The chunk's blocks are bounded, and so is what was made of them.
@@ -113,30 +141,28 @@ async fn rows(
     let blocks = again.blocks.iter().filter(|block| heights.contains(block.facts.height));
     let blocks: Vec<StoredBlock> = blocks.cloned().collect();
     let (folding, catalog) = (folder.clone(), context.catalog.clone());
-    let changes = context
-        .compute(move || {
-            let mut both = Vec::with_capacity(2);
-            for events in [old, new] {
-                both.push(ChunkInput::fold(&*folding, blocks.clone(), events)?.changes_of(&catalog)?);
-            }
-            Ok(both)
-        })
-        .await;
-    let [old, new]: [ChangesOf; 2] = match changes.map(<[ChangesOf; 2]>::try_from) {
-        Ok(Ok(both)) => both,
-        Ok(Err(_)) => return Ok(Err(Unknown("nothing was folded".into()))),
-        // Rows that can't be folded say nothing of the state that was.
-        Err(error) => return Ok(Err(Unknown(error.to_string()))),
+    let folded = move || {
+        let fold = |blocks, events| ChunkInput::fold(&*folding, blocks, events)?.changes_of(&catalog);
+        // New rows that can't be folded are the mapper's fault.
+        Ok((fold(blocks.clone(), old), fold(blocks, new)?))
     };
-    let finalized = again.chunk.finalized_exclusive;
+    let (old, new): (ChangesOf, ChangesOf) = match context.compute(folded).await? {
+        (Ok(old), new) => (old, new),
+        // Old ones that can't say nothing of the state that was.
+        (Err(error), _) => return Ok(Err(Unknown(error.to_string()))),
+    };
+    if old == new {
+        return Ok(Ok(None));
+    }
     let places: BTreeSet<Place> = old.keys().chain(new.keys()).cloned().collect();
     let Some(pasts) = pasts(snapshot, places, finalized).await? else {
-        return Ok(Err(Unknown(format!("its rows have more than {MAX_UNDO_ROWS} undo rows"))));
+        let why = format!("rows of heights {heights} have more than {MAX_UNDO_ROWS} undo rows");
+        return if heights.len() > 1 { Err(DeriveError::TooMuch(why)) } else { Ok(Err(Unknown(why))) };
     };
     let (folder, catalog) = (folder.clone(), context.catalog.clone());
     let computed = move || {
         let (folder, catalog, old, new) = (&*folder, &catalog, &old, &new);
-        Ok(Replaced { folder, catalog, heights, finalized, old, new }.rows(&pasts))
+        Ok(Replaced { folder, catalog, heights, finalized, old, new }.rows(&pasts).map(Some))
     };
     context.compute(computed).await
 }
@@ -170,10 +196,9 @@ async fn pasts(
     for (table, keys) in by_table {
         for keys in keys.chunks(KEYS_PER_READ) {
             let rows = snapshot.rows(table, keys).await?;
-            let Some(undo) = snapshot.undo_rows(table, keys, left).await? else { return Ok(None) };
+            let Some(undo) = snapshot.undo_rows(table, keys, finalized, left).await? else { return Ok(None) };
             left -= undo.iter().map(Vec::len).sum::<usize>();
-            for ((key, now), mut undo) in keys.iter().zip(rows).zip(undo) {
-                undo.retain(|(height, _)| *height >= finalized);
+            for ((key, now), undo) in keys.iter().zip(rows).zip(undo) {
                 pasts.insert((table, key.clone()), Past { undo, now });
             }
         }

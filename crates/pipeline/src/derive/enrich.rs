@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cairn_core::{BlockRef, Height, HeightRange, LinkedRef, Parts};
-use cairn_store::derived::{ChunkCommit, Key, LeaseKind, Row, TableRows, WorkerLease};
+use cairn_store::derived::{ChunkCommit, FoldedAt, Key, LeaseKind, Row, TableRows, WorkerLease};
 
 use super::asking::{Answer, Answers, Question, Worth, ask_all};
 use super::context::{Context, Prepared};

@@ -28,6 +28,9 @@ pub enum DeriveError {
     /// A node could not be asked, for now.
     #[error("the node could not be asked: {0}")]
     Node(String),
+    /// A chunk has more than is held at once: it is tried with fewer heights.
+    #[error("{0}")]
+    TooMuch(String),
     /// The processors and the tables don't fit together.
     #[error("{0}")]
     Invalid(String),
@@ -45,9 +48,10 @@ impl DeriveError {
         match self {
             DeriveError::Store(error) => error.kind(),
             DeriveError::Node(_) => ErrorKind::Retry,
-            DeriveError::Process(_) | DeriveError::Processor(_) | DeriveError::Malformed { .. } => {
-                ErrorKind::GiveUp
-            }
+            DeriveError::Process(_)
+            | DeriveError::Processor(_)
+            | DeriveError::TooMuch(_)
+            | DeriveError::Malformed { .. } => ErrorKind::GiveUp,
             DeriveError::Invalid(_) | DeriveError::Panicked(_) => ErrorKind::Halt,
         }
     }
@@ -64,6 +68,7 @@ impl DeriveError {
             DeriveError::Process(_) => "process",
             DeriveError::Malformed { .. } => "malformed",
             DeriveError::Node(_) => "node",
+            DeriveError::TooMuch(_) => "too-much",
             DeriveError::Invalid(_) => "invalid",
             DeriveError::Processor(_) | DeriveError::Panicked(_) => "panicked",
         }

@@ -95,12 +95,12 @@ pub(super) async fn prepare(
         LeaseKind::Reindex if quarantined.is_some() => Vec::new(),
         LeaseKind::Reindex => service.tables.iter().map(|table| table.name).collect(),
     };
-    let corrections = match corrects_state && !replaces.is_empty() {
+    let (corrections, finalized) = match corrects_state && !replaces.is_empty() {
         true => {
             let again = Again { service: service.name, chunk: &chunk, blocks: &blocks, rows: &rows };
             correct::corrections(context, &again).await?
         }
-        false => Vec::new(),
+        false => (Vec::new(), chunk.finalized_exclusive),
     };
     let commit = ChunkCommit {
         chunk: chunk.heights,
@@ -113,7 +113,7 @@ pub(super) async fn prepare(
         replaces,
         corrections,
         quarantined: quarantined.into_iter().collect(),
-        finalized: chunk.finalized_exclusive,
+        finalized,
         ttl_ms: context.options.lease_ttl_ms,
     };
     Ok(Prepared { commit, malformed, quarantined })

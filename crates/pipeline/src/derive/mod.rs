@@ -141,13 +141,14 @@ impl Deriver {
     }
 
     /// Knows folders whose workers don't run here: what mappers derive again corrects their state too.
-    pub fn with_folders(mut self, folders: Vec<Arc<dyn Folder>>) -> Self {
-        if let Some(context) = Arc::get_mut(&mut self.context) {
-            let known: BTreeSet<_> = context.folders.iter().map(|folder| folder.service().name).collect();
-            let others = folders.into_iter().filter(|folder| !known.contains(folder.service().name));
-            context.folders.extend(others.filter(|folder| folder.is_correctable()));
-        }
-        self
+    pub fn with_folders(mut self, folders: Vec<Arc<dyn Folder>>) -> Result<Self, DeriveError> {
+        let Some(context) = Arc::get_mut(&mut self.context) else {
+            return Err(DeriveError::Invalid("folders are named before anything runs".into()));
+        };
+        let known: BTreeSet<_> = context.folders.iter().map(|folder| folder.service().name).collect();
+        let others = folders.into_iter().filter(|folder| !known.contains(folder.service().name));
+        context.folders.extend(others.filter(|folder| folder.is_correctable()));
+        Ok(self)
     }
 
     /// Where its status can be followed.

@@ -46,6 +46,9 @@ pub(super) struct Worker {
     pub(super) strays: Strays,
 }
 
+/// Heights of a chunk that corrects state, at most: a folder's commit in between would make it void.
+const CORRECTED_HEIGHTS: u64 = 64;
+
 /// How the next chunk is tried.
 #[derive(Clone, Copy)]
 struct Try {
@@ -168,7 +171,7 @@ impl Worker {
             }
         };
         let mut helped = self.hold(lease, asked_at);
-        let mut next = Try::of(self.context.options.chunk_heights);
+        let mut next = Try::of(self.chunk_heights(&helped.lease));
         let mut worked = false;
         let left = loop {
             break match helped.keep(self.one_chunk(&helped, next)).await {
@@ -364,7 +367,8 @@ impl Worker {
         let options = &self.context.options;
         let (first_ms, cap_ms) = TRANSIENT_PAUSE_MS;
         let mut backoff = Backoff::new(first_ms, cap_ms, self.seed ^ held.lease.id);
-        let mut next = Try::of(options.chunk_heights);
+        let most_heights = self.chunk_heights(&held.lease);
+        let mut next = Try::of(most_heights);
         let mut live_tries = 0;
         let mut after_hole = false;
         // Whoever comes to the tip looks after the others once.
@@ -389,7 +393,7 @@ impl Worker {
                 Ok(Outcome::Chunk(committed)) => {
                     self.committed(held, committed, asked_at);
                     (live_tries, after_hole) = (0, next.quarantine);
-                    next = Try::of(next.heights.saturating_mul(2).min(options.chunk_heights));
+                    next = Try::of(next.heights.saturating_mul(2).min(most_heights));
                     backoff.reset();
                     continue;
                 }
@@ -436,8 +440,8 @@ impl Worker {
                         Ok(_) => return Ok(Left::Lost),
                         Err(error) => return Err(error.into()),
                     }
-                    if held.lease.corrects_state {
-                        // The folder went on meanwhile: a smaller chunk is quicker than its next commit.
+                    if held.lease.corrects_state || self.in_order() {
+                        // State went on, or was corrected, meanwhile: a smaller chunk is there before that happens again.
                         next.heights = (next.heights / 2).max(1);
                     }
                     if matches!(error, DeriveError::Store(StoreError::LeaseMoved { .. })) {
@@ -516,6 +520,12 @@ impl Worker {
             }
             demanded => demanded,
         }
+    }
+
+    /// The most heights of a chunk.
+    fn chunk_heights(&self, lease: &WorkerLease) -> u64 {
+        let heights = self.context.options.chunk_heights;
+        if lease.corrects_state { heights.min(CORRECTED_HEIGHTS) } else { heights }
     }
 
     async fn wait_for_work(&self, held: &Held, listener: &mut Listener) -> Result<(), Lost> {

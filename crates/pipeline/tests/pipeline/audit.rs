@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use cairn_core::{ChainId, Height, HeightRange, IndexKey, StoredBlock, SystemClock};
+use cairn_core::{ChainId, Fence, Height, HeightRange, IndexKey, StoredBlock, SystemClock};
 use cairn_pipeline::audit::{AuditReport, BlockAuditor, Subject, audit};
 use cairn_store::memory::MemoryStore;
 use cairn_store::suite::blocks::{chain, chain_after};
-use cairn_store::{AppendBatch, Fence, RawReader, RawSnapshot, RawWriter, Rollback, StoreError, StoreInfo};
+use cairn_store::{AppendBatch, RawReader, RawSnapshot, RawWriter, Rollback, StoreError, StoreInfo};
 
 /// Finds nothing wrong with a block, and knows the terms of each.
 struct Known(BTreeMap<Height, Vec<IndexKey>>);

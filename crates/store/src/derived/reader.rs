@@ -163,10 +163,15 @@ pub trait DerivedSnapshot: Send + Sync {
     /// The rows with these keys, in the same order; `None` where there is none.
     async fn rows(&self, table: &'static str, keys: &[Key]) -> Result<Vec<Option<Row>>>;
 
-    /// All undo rows of these keys of a table of state, in the same order, each key's ascending: `(height, row before; None where there was none)`. `None`: they
-    /// are more than `max_rows`. They may reach below finality.
-    async fn undo_rows(&self, table: &'static str, keys: &[Key], max_rows: usize)
-    -> Result<Option<UndoRows>>;
+    /// The undo rows from a height on of these keys of a table of state, in the same order, each key's ascending: `(height, row before; None where there was none)`.
+    /// `None`: they are more than `max_rows`.
+    async fn undo_rows(
+        &self,
+        table: &'static str,
+        keys: &[Key],
+        from: Height,
+        max_rows: usize,
+    ) -> Result<Option<UndoRows>>;
 
     /// Rows along an index. On a table of state or answers, by an index that is ordered by more than the key, it is [`crate::StoreError::NotYet`] while a reorg
     /// is being applied.

@@ -90,7 +90,8 @@ impl Rebuild {
             last_id: None,
             updated_at_ms: now_ms,
             paused: self.paused,
-            corrections: 0,
+            // No number is used twice: whoever read the state of before doesn't take this one for it.
+            corrections: self.begun_at_ms,
         }
     }
 

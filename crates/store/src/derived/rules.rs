@@ -389,6 +389,12 @@ pub fn advance_checkpoint(
     if commit.folded_at.is_none() {
         return Ok(None);
     }
+    if is_corrected {
+        return Err(StoreError::LeaseMoved {
+            what: format!("the state of {}, which was corrected meanwhile,", checkpoint.service),
+            expected: commit.chunk.start(),
+        });
+    }
     Err(elsewhere())
 }
 

@@ -13,7 +13,7 @@ use cairn_store::derived::{
     DerivedDump, DerivedMaintenance, DerivedReader, DerivedSnapshot, DerivedWriter, ErrorFilter, ErrorLog,
     ForkState, Key, LeaseEnd, LeaseFilter, LeaseGap, LeaseStatus, LoggedError, NewError, Quarantined,
     ReadMark, Rebuild, RebuildRequest, Recorded, ReorgApplier, Repairs, Row, Scan, ScanPage, TakenBack,
-    WorkerLease,
+    UndoRows, WorkerLease,
 };
 use cairn_store::{Dump, ReorgEntry, ReorgMark, Result, StoreError};
 
@@ -713,9 +713,10 @@ impl DerivedSnapshot for BuggySnapshot {
         &self,
         table: &'static str,
         keys: &[Key],
+        from: Height,
         max_rows: usize,
     ) -> Result<Option<UndoRows>> {
-        self.now().await?.undo_rows(table, keys, max_rows).await
+        self.now().await?.undo_rows(table, keys, from, max_rows).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<ScanPage> {

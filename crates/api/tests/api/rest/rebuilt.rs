@@ -4,8 +4,8 @@ use cairn_core::{BlockId, Height, HeightRange};
 use cairn_explorer::processors::{Settings, evm_processors};
 use cairn_store::RawReader;
 use cairn_store::derived::{
-    ChunkCommit, ClaimRequest, Coordinator, DerivedMaintenance, DerivedReader, DerivedWriter, LeaseEnd,
-    ReadMark, RebuildRequest,
+    ChunkCommit, ClaimRequest, Coordinator, DerivedMaintenance, DerivedReader, DerivedWriter, FoldedAt,
+    LeaseEnd, ReadMark, RebuildRequest,
 };
 use serde_json::{Value, json};
 

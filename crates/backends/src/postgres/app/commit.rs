@@ -290,6 +290,7 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
         }
     }
     for correction in &prepared.corrections {
+        raise_floor(tx, &correction.service, prepared.commit.finalized).await?;
         for (table, rows) in &correction.tables {
             write_corrected(tx, tx.shared.table(table.name())?, rows).await?;
         }
@@ -302,11 +303,8 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
         const PRUNE: &str =
             "DELETE FROM app.state_undo WHERE ctid = ANY (ARRAY(SELECT ctid FROM app.state_undo
              WHERE height < $1 AND table_name = ANY ($3) ORDER BY height LIMIT $2 FOR UPDATE SKIP LOCKED))";
-        // Before a row goes, the height below which they do is known: see `ReorgApplier`.
-        const FLOOR: &str =
-            "UPDATE app.indexing_checkpoints SET undo_floor = $2 WHERE service_name = $1 AND undo_floor < $2";
         let finalized = int(prepared.commit.finalized);
-        tx.execute(FLOOR, &[&prepared.lease.service, &finalized]).await?;
+        raise_floor(tx, &prepared.lease.service, prepared.commit.finalized).await?;
         let limit = int_of((undo_rows * 2).max(MIN_PRUNED) as u64);
         let answers = prepared.answers.iter().map(|part| part.table.table.name());
         let tables: Vec<&str> =
@@ -314,6 +312,13 @@ async fn write_rows(tx: &Tx<'_>, prepared: &Prepared<'_>, careful: bool) -> std:
         tx.execute(PRUNE, &[&finalized, &limit, &tables]).await?;
     }
     Ok(())
+}
+
+/// Before an undo row goes, the height below which they do is known: see [`cairn_store::derived::ReorgApplier`].
+async fn raise_floor(tx: &Tx<'_>, service: &str, finalized: Height) -> std::result::Result<(), Fault> {
+    const FLOOR: &str =
+        "UPDATE app.indexing_checkpoints SET undo_floor = $2 WHERE service_name = $1 AND undo_floor < $2";
+    tx.execute(FLOOR, &[&service, &int(finalized)]).await.map(drop)
 }
 
 /// Puts rows of state in the place of those of their keys. Their undo rows go; the new ones follow.

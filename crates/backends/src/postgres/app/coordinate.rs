@@ -185,6 +185,7 @@ async fn register(shared: &Shared, service: &str, first: Height) -> Faulty<Deriv
         next: first,
         last_id: None,
         updated_at_ms: tx.now_ms,
+        corrections: 0,
         paused: false,
     };
     let sql = format!(

@@ -143,12 +143,14 @@ pub(super) async fn lowest(tx: &Tx<'_>, service: &str) -> Faulty<Option<Height>>
 /// What a step of deleting leaves: where nothing is left, the service begins anew.
 pub(super) async fn stepped(tx: &Tx<'_>, rebuild: Rebuild, is_left: bool) -> Faulty<()> {
     const INSERT: &str =
-        "INSERT INTO app.indexing_checkpoints (service_name, last_height, last_id, updated_at, paused)
-         VALUES ($1, $2, $3, $4, $5)";
+        "INSERT INTO app.indexing_checkpoints (service_name, last_height, last_id, updated_at, paused, corrections)
+         VALUES ($1, $2, $3, $4, $5, $6)";
     if !is_left {
         let start = rebuild.start(tx.now_ms);
-        let params: [crate::postgres::pool::Param<'_>; 5] =
-            [&start.service, &last_height(&start), &id_bytes(&start.last_id), &tx.now(), &start.paused];
+        let (height, last_id, corrections) =
+            (last_height(&start), id_bytes(&start.last_id), int_of(start.corrections));
+        let params: [crate::postgres::pool::Param<'_>; 6] =
+            [&start.service, &height, &last_id, &tx.now(), &start.paused, &corrections];
         tx.execute(INSERT, &params).await?;
     }
     write(tx, &Rebuild { is_clearing: is_left, steps: rebuild.steps + 1, ..rebuild }).await

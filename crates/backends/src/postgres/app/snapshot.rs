@@ -318,11 +318,12 @@ impl DerivedSnapshot for PgSnapshot {
         &self,
         table: &'static str,
         keys: &[Key],
+        from: Height,
         max_rows: usize,
     ) -> Result<Option<UndoRows>> {
         const UNDO: &str =
             "SELECT k.n, u.height, u.previous FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, n)
-             JOIN app.state_undo u ON u.table_name = $1 AND u.key = k.key ORDER BY k.n, u.height LIMIT $3";
+             JOIN app.state_undo u ON u.table_name = $1 AND u.key = k.key AND u.height >= $3 ORDER BY k.n, u.height LIMIT $4";
         let table = self.table(table)?;
         let mut undo: UndoRows = vec![Vec::new(); keys.len()];
         let (conn, mut left, mut done) = (self.conn()?, max_rows, 0);
@@ -330,7 +331,7 @@ impl DerivedSnapshot for PgSnapshot {
             let encoded: Vec<bytes::Bytes> = run.iter().map(Key::encode).collect();
             let encoded: Vec<&[u8]> = encoded.iter().map(|key| key.as_ref()).collect();
             let limit = int_of((left as u64).saturating_add(1));
-            let found = conn.query(UNDO, &[&table.table.name(), &encoded, &limit]).await?;
+            let found = conn.query(UNDO, &[&table.table.name(), &encoded, &int(from), &limit]).await?;
             left = match left.checked_sub(found.len()) {
                 Some(left) => left,
                 None => return Ok(None),

@@ -99,28 +99,29 @@ pub(super) fn raise_undo_floor(conn: &Connection, table: &str, floor: Height) ->
 
 /// All undo rows of one key, ascending.
 pub(super) fn undo_of(conn: &Connection, table: &TableSql, key: &[u8]) -> Result<UndoOfKey> {
-    Ok(undo_within(conn, table, key, usize::MAX)?.unwrap_or_default())
+    Ok(undo_from(conn, table, key, Height::ZERO, usize::MAX)?.unwrap_or_default())
 }
 
 /// A key's undo rows, each with its height.
 type UndoOfKey = Vec<(Height, Option<Row>)>;
 
-/// All undo rows of one key, ascending; `None`: they are more than `max_rows`.
-pub(super) fn undo_within(
+/// The undo rows of one key from a height on, ascending; `None`: they are more than `max_rows`.
+pub(super) fn undo_from(
     conn: &Connection,
     table: &TableSql,
     key: &[u8],
+    from: Height,
     max_rows: usize,
 ) -> Result<Option<UndoOfKey>> {
     let undo: Vec<(i64, Option<Vec<u8>>)> = conn
         .prepare_cached(
             "SELECT height, before_row FROM state_undo INDEXED BY state_undo_row \
-             WHERE table_name = ?1 AND row_key = ?2 ORDER BY height LIMIT ?3",
+             WHERE table_name = ?1 AND row_key = ?2 AND height >= ?3 ORDER BY height LIMIT ?4",
         )
         .and_then(|mut statement| {
             let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
             let limit = number((max_rows as u64).saturating_add(1));
-            statement.query_map(params![table.table.name(), key, limit], row)?.collect()
+            statement.query_map(params![table.table.name(), key, sql(from), limit], row)?.collect()
         })
         .map_err(db)?;
     if undo.len() > max_rows {

@@ -272,7 +272,7 @@ impl Write<'_> {
         if request.in_order && self.is_behind(service)? {
             return Ok(None);
         }
-        let lease = insert(self, service, LeaseKind::Index, range, request.version)?;
+        let lease = insert(self, service, LeaseKind::Index, range, request.version, false)?;
         self.hand_out(lease, request).map(Some)
     }
 

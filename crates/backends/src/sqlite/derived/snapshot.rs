@@ -195,6 +195,7 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
         &self,
         table: &'static str,
         keys: &[Key],
+        from: Height,
         max_rows: usize,
     ) -> Result<Option<UndoRows>> {
         let keys: Vec<_> = keys.iter().map(Key::encode).collect();
@@ -204,7 +205,7 @@ impl DerivedSnapshot for SqliteDerivedSnapshot {
                 if n.is_multiple_of(scan::LOOK_EVERY) {
                     demand_time(deadline)?;
                 }
-                let Some(undo) = forks::undo_within(conn, table, key, left)? else { return Ok(None) };
+                let Some(undo) = forks::undo_from(conn, table, key, from, left)? else { return Ok(None) };
                 left -= undo.len();
                 found.push(undo);
             }

@@ -5,7 +5,9 @@ use cairn_core::BlockId;
 use cairn_explorer::names::EVM_CHAIN_WORKER;
 use cairn_explorer::tables::flow::evm::{EVM_BLOCKS, EVM_GAPS, EvmBlockRow, evm_gap};
 use cairn_store::ReorgMark;
-use cairn_store::derived::{ChunkCommit, ClaimRequest, ReadMark, Row, StateRow, StateRows, TableRows, Value};
+use cairn_store::derived::{
+    ChunkCommit, ClaimRequest, FoldedAt, ReadMark, Row, StateRow, StateRows, TableRows, Value,
+};
 
 use super::*;
 use crate::chain::settings::{ChainKind, FlowNetwork};

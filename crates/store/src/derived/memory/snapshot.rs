@@ -290,11 +290,12 @@ impl DerivedSnapshot for MemorySnapshot {
         &self,
         table: &'static str,
         keys: &[Key],
+        from: Height,
         max_rows: usize,
     ) -> Result<Option<UndoRows>> {
         let data = self.view(table)?.data;
         let of_key = |key| {
-            let undo = data.undo.get(key).into_iter().flatten();
+            let undo = data.undo.get(key).into_iter().flat_map(|undo| undo.range(from..));
             undo.map(|(height, before)| (*height, before.as_deref().cloned())).collect::<Vec<_>>()
         };
         let undo: UndoRows = keys.iter().map(of_key).collect();

@@ -11,6 +11,7 @@ use super::tables::{
 };
 use super::{Case, CaseResult, DerivedFactory, Failure};
 use crate::StoreError;
+use crate::derived::FoldedAt;
 use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseStatus, WorkerLease};
 use crate::derived::row::{Key, Row};
 use crate::derived::value::{U256, Value};

@@ -103,7 +103,7 @@ async fn changed(subject: &Subject) -> CaseResult<Vec<CorrectedRow>> {
     let key = |row: &Row| Key(row.0[..2].to_vec());
     let [first, second, ..] = &stored[..] else { return Err(Failure::new("too few rows")) };
     let keys = [key(first), key(second)];
-    let undo = subject.snapshot().await?.undo_rows(HOLDINGS.name, &keys, usize::MAX).await?;
+    let undo = subject.snapshot().await?.undo_rows(HOLDINGS.name, &keys, Height(0), usize::MAX).await?;
     let of_first = undo.unwrap_or_default().swap_remove(0);
     holds(of_first.len() > 1, "a row that several blocks changed has undo rows")?;
     let raise = |(height, before): &(Height, Option<Row>)| (*height, before.as_ref().map(raised));
@@ -133,11 +133,16 @@ async fn corrected_rows_replace_state_and_what_undoes_it(factory: Arc<dyn Derive
     let keys: Vec<Key> = rows.iter().map(|row| row.key.clone()).collect();
     let expected: Vec<Option<Row>> = rows.iter().map(|row| row.row.clone()).collect();
     same("the rows", snapshot.rows(HOLDINGS.name, &keys).await?, expected)?;
-    let undo: Vec<_> = rows.iter().map(|row| row.undo.clone()).collect();
+    let undo: Vec<Vec<(Height, Option<Row>)>> = rows.iter().map(|row| row.undo.clone()).collect();
     let count = undo.iter().map(Vec::len).sum::<usize>();
-    same("the undo rows", snapshot.undo_rows(HOLDINGS.name, &keys, count).await?, Some(undo))?;
-    same("more than the limit", snapshot.undo_rows(HOLDINGS.name, &keys, count - 1).await?, None)?;
-    same("undo rows of nothing", snapshot.undo_rows(TOTALS.name, &[], 0).await?, Some(Vec::new()))
+    same("the undo rows", snapshot.undo_rows(HOLDINGS.name, &keys, Height(0), count).await?, Some(undo))?;
+    same("more than the limit", snapshot.undo_rows(HOLDINGS.name, &keys, Height(0), count - 1).await?, None)?;
+    let from_10 = snapshot.undo_rows(HOLDINGS.name, &keys, Height(10), count).await?.unwrap_or_default();
+    let above =
+        |of_key: &Vec<(Height, Option<Row>)>| of_key.iter().filter(|(at, _)| *at >= Height(10)).count();
+    let expected: Vec<usize> = rows.iter().map(|row| above(&row.undo)).collect();
+    same("from a height on", from_10.iter().map(Vec::len).collect::<Vec<_>>(), expected)?;
+    same("undo rows of nothing", snapshot.undo_rows(TOTALS.name, &[], Height(0), 0).await?, Some(Vec::new()))
 }
 
 async fn a_reorg_restores_what_was_corrected(factory: Arc<dyn DerivedFactory>) -> CaseResult {
@@ -205,7 +210,8 @@ async fn a_service_that_begins_anew_has_nothing_to_correct(factory: Arc<dyn Deri
     same("where it stands", &by.stands, &None)?;
     commit(&subject, &lease, by).await??;
     while subject.store.reset_step(FOLDER, 1_000).await? {}
-    same("corrections of a new one", subject.checkpoint(FOLDER).await?.corrections, 0)?;
+    let begun = subject.checkpoint(FOLDER).await?.corrections;
+    holds(begun > 1, "a number that no state of before had")?;
     subject.index_all(100, 100).await?;
     subject.dumps_as_its_chain().await
 }

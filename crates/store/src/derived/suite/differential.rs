@@ -13,6 +13,7 @@ use super::raw::Raw;
 use super::subject::{Subject, all, same_dump};
 use super::tables::{ASKER, FOLDER, HOLDINGS, MAPPER, MOVES, NAMES, NOTES, TOTALS};
 use super::{Case, CaseResult, DerivedFactory, Failure};
+use crate::derived::FoldedAt;
 use crate::derived::fork::DerivedCheckpoint;
 use crate::derived::lease::{ClaimRequest, LeaseEnd, LeaseKind, LeaseStatus, WorkerLease};
 use crate::derived::reader::Scan;

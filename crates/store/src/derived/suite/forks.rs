@@ -9,6 +9,7 @@ use super::subject::Subject;
 use super::tables::{ASKER, CODES, FOLDER, MAPPER, NAMES, address};
 use super::{Case, CaseResult, DerivedFactory};
 use crate::StoreError;
+use crate::derived::FoldedAt;
 use crate::derived::fork::ReadMark;
 use crate::derived::lease::{ClaimRequest, WorkerLease};
 use crate::derived::row::Row;

@@ -67,6 +67,7 @@ async fn a_new_lease_says_everything(factory: Arc<dyn DerivedFactory>) -> CaseRe
         last_id: None,
         first_parent: None,
         version: 1,
+        corrects_state: false,
         last_error: String::new(),
     };
     same("the lease", &lease, &expected)?;

@@ -81,6 +81,7 @@ async fn a_service_is_registered_once(factory: Arc<dyn DerivedFactory>) -> CaseR
         last_id: None,
         updated_at_ms: START_MS,
         paused: false,
+        corrections: 0,
     };
     same("registered", subject.store.register("late", Height(70)).await?, expected.clone())?;
     subject.clock.advance_ms(5);
