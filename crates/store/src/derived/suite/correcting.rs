@@ -10,7 +10,7 @@ use super::tables::{FOLDER, HOLDINGS, MAPPER, TOTALS};
 use super::{Case, CaseResult, DerivedFactory, Failure};
 use crate::Result;
 use crate::StoreError;
-use crate::derived::lease::WorkerLease;
+use crate::derived::lease::{ClaimRequest, WorkerLease};
 use crate::derived::rebuild::{RangeAgain, RebuildRequest};
 use crate::derived::row::{Key, Row};
 use crate::derived::value::{U256, Value};
@@ -52,7 +52,7 @@ async fn lease(subject: &Subject, corrects_state: bool) -> CaseResult<WorkerLeas
 /// A store of 20 heights of which none is final, all of them indexed, and a lease that corrects state.
 async fn at_20(factory: &Arc<dyn DerivedFactory>) -> CaseResult<(Subject, WorkerLease)> {
     let subject = Subject::new(factory, Raw::with(20, 1)).await?;
-    subject.index_all(100, 100).await?;
+    subject.index_all(20, 20).await?;
     let lease = lease(&subject, true).await?;
     Ok((subject, lease))
 }
@@ -164,8 +164,8 @@ async fn a_correction_of_other_state_is_refused(factory: Arc<dyn DerivedFactory>
     let rows = changed(&subject).await?;
     let by = correction(&subject, vec![(HOLDINGS.name, rows.clone())]).await?;
     subject.raw.grow(22, 1);
-    subject.index(MAPPER, 100, 100).await?;
-    subject.index(FOLDER, 100, 100).await?;
+    subject.index(MAPPER, 20, 20).await?;
+    subject.index(FOLDER, 20, 20).await?;
     let before = subject.freeze().await?;
     refused("the folder went on", commit(&subject, &lease, by).await?, is_moved)?;
     let nobody = Correction { service: FOLDER.into(), stands: None, tables: Vec::new() };
@@ -185,8 +185,9 @@ async fn a_correction_of_other_state_is_refused(factory: Arc<dyn DerivedFactory>
 
 async fn a_folder_that_read_before_a_correction_is_refused(factory: Arc<dyn DerivedFactory>) -> CaseResult {
     let subject = Subject::new(&factory, Raw::with(20, 1)).await?;
-    subject.index(MAPPER, 100, 100).await?;
-    let folder = subject.claim(FOLDER).await?;
+    subject.index(MAPPER, 20, 20).await?;
+    let request = ClaimRequest { range_heights: 20, ..subject.request(FOLDER) };
+    let folder = subject.claim_as(&request).await?;
     let folder = subject.commit(&folder, 6).await?.lease;
     // It reads rows of heights 6 and 7, which are replaced before it commits.
     let stale = subject.chunk(&folder, 12).await?;
@@ -197,7 +198,7 @@ async fn a_folder_that_read_before_a_correction_is_refused(factory: Arc<dyn Deri
     refused("a stale chunk", subject.store.commit_chunk(&folder, stale).await, is_moved)?;
     subject.is_still(&before).await?;
     subject.work(folder, 5).await?;
-    subject.index(super::tables::ASKER, 100, 100).await?;
+    subject.index(super::tables::ASKER, 20, 20).await?;
     subject.dumps_as_its_chain().await
 }
 
@@ -212,13 +213,13 @@ async fn a_service_that_begins_anew_has_nothing_to_correct(factory: Arc<dyn Deri
     while subject.store.reset_step(FOLDER, 1_000).await? {}
     let begun = subject.checkpoint(FOLDER).await?.corrections;
     holds(begun > 1, "a number that no state of before had")?;
-    subject.index_all(100, 100).await?;
+    subject.index_all(20, 20).await?;
     subject.dumps_as_its_chain().await
 }
 
 async fn only_a_lease_that_corrects_state_corrects(factory: Arc<dyn DerivedFactory>) -> CaseResult {
     let mut subject = Subject::new(&factory, Raw::with(20, 1)).await?;
-    subject.index_all(100, 100).await?;
+    subject.index_all(20, 20).await?;
     let plain = lease(&subject, false).await?;
     holds(!plain.corrects_state, "it was not asked for")?;
     let by = correction(&subject, Vec::new()).await?;
