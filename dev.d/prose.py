@@ -90,8 +90,13 @@ def link_faults(path, text):
 
 
 def commit_faults():
-    log = subprocess.run(["git", "log", f"-{COMMITS}", "--no-merges", "--format=%h %s"], capture_output=True, text=True, check=True)
-    for line in log.stdout.splitlines():
+    def log(*args):
+        return subprocess.run(["git", "log", *args], capture_output=True, text=True, check=True).stdout.splitlines()
+
+    # The rule is as old as this file.
+    first = log("--diff-filter=A", "--format=%h", "--", "dev.d/prose.py")
+    since = ["--not", f"{first[-1]}^@"] if first else []
+    for line in log(f"-{COMMITS}", "--no-merges", "--format=%h %s", "HEAD", *since):
         commit, _, subject = line.partition(" ")
         if len(subject) > SUBJECT_CHARS:
             yield f"commit {commit}: a subject of {len(subject)} characters, more than {SUBJECT_CHARS}"
