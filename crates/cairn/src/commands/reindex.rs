@@ -36,7 +36,7 @@ const MAX_LEASES: usize = 100_000;
 const LEASES_AT_ONCE: usize = 5_000;
 
 /// A range that is longer than this part of what a folder has folded is not corrected: folding all of it anew costs about as much.
-const CORRECTED_PART: u64 = 4;
+const CORRECTED_PART: u64 = 2;
 
 /// The first and the longest pause before a store that is busy is asked again, in milliseconds.
 #[cfg_attr(not(unix), allow(dead_code))]

@@ -54,6 +54,7 @@ pub const FAMILIES: &[(Kind, &str, &str)] = &[
         "questions about contracts that a node won't answer however often it is asked",
     ),
     (Counter, "cairn_worker_failures_total", "ranges of derived work that failed"),
+    (Counter, "cairn_state_corrections_total", "commits of replaced rows that changed a folder's state"),
     (Counter, "cairn_malformed_events_total", "events that could not be decoded"),
     (
         Counter,
@@ -175,7 +176,7 @@ mod tests {
         names.filter(|name| name.starts_with(env!("CARGO_PKG_NAME")))
     }
 
-    /// That they stand in `docs/reference/metrics.md` too is held by `tests/commands.rs`.
+    /// That they stand in `docs/reference/metrics.md` too is held by `tests/cairn/commands.rs`.
     #[test]
     fn every_family_that_is_counted_has_one_help() {
         let mut known = BTreeSet::new();

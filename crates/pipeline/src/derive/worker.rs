@@ -638,6 +638,8 @@ impl Worker {
         let rows = commit.rows.iter().map(|rows| rows.rows.len()).sum::<usize>()
             + commit.states.iter().map(|rows| rows.rows.len()).sum::<usize>();
         let chunk = commit.chunk;
+        let corrected = commit.corrections.iter().filter(|correction| !correction.tables.is_empty());
+        let corrected: Vec<String> = corrected.map(|correction| correction.service.clone()).collect();
         let mut steps = Steps::begin(self.service());
         let committed = match self.context.app.commit_chunk(lease, commit).await {
             Ok(committed) => committed,
@@ -649,6 +651,9 @@ impl Worker {
         };
         steps.done(steps::COMMIT);
         metrics::counter!("cairn_worker_rows_total", "service" => name).increment(rows as u64);
+        for folder in corrected {
+            metrics::counter!("cairn_state_corrections_total", "service" => folder).increment(1);
+        }
         self.context.board.service(name, |service| service.rows += rows as u64);
         self.context.board.heights(name, chunk, quarantined);
         if let Some(height) = quarantined {
