@@ -5,7 +5,8 @@
 //! The commit demands that the folder still stands there, and that nobody corrected it since. A folder's own commit demands the same, so
 //! whoever read the old rows loses.
 //!
-//! **Where the rows don't say it**, the folder begins anew, in a transaction before the commit: `cairn reindex` would have asked for that.
+//! **Where the rows don't say it**, the nearest events around the chunk are looked for ([`super::nearest`]). Where these don't say it either, or lie
+//! too far away, the folder begins anew, in a transaction before the commit: `cairn reindex` would have asked for that.
 //!
 //! **Back-pressure.** A chunk's events are bounded as its blocks are. Where its rows have too many undo rows, it is tried with fewer
 //! heights; over one height the folder begins anew.
@@ -19,8 +20,9 @@ use cairn_store::derived::{
 };
 
 use super::context::Context;
-use super::corrected::{ChangesOf, Past, Place, Replaced, Unknown};
+use super::corrected::{Around, ChangesOf, Corrected, Past, Place, Replaced, Unknown};
 use super::error::DeriveError;
+use super::nearest;
 use super::processor::Folder;
 use super::read::{RawChunk, not_yet, undone_never};
 use super::state::ChunkInput;
@@ -81,9 +83,8 @@ async fn correction(
     let folded = HeightRange::new(heights.start(), next.clamp(heights.start(), heights.end()));
     let found = match folded.is_empty() {
         true => Ok(None),
-        false => rows(context, folder, again, &*snapshot, folded, finalized).await?,
+        false => rows(context, folder, again, snapshot, folded, finalized).await?,
     };
-    drop(snapshot);
     // Nothing is folded otherwise. Of several upstreams another may be at the same heights, and has to know of the new rows; so has whoever folds them.
     let is_nothing = folder.service().upstreams.len() == 1 && folded == heights;
     let tables = match found {
@@ -121,7 +122,7 @@ async fn rows(
     context: &Context,
     folder: &Arc<dyn Folder>,
     again: &Again<'_>,
-    snapshot: &dyn DerivedSnapshot,
+    snapshot: Arc<dyn DerivedSnapshot>,
     heights: HeightRange,
     finalized: Height,
 ) -> Result<Result<Option<Tables>, Unknown>, DeriveError> {
@@ -155,16 +156,34 @@ async fn rows(
         return Ok(Ok(None));
     }
     let places: BTreeSet<Place> = old.keys().chain(new.keys()).cloned().collect();
-    let Some(pasts) = pasts(snapshot, places, finalized).await? else {
+    let Some(pasts) = pasts(&*snapshot, places, finalized).await? else {
         let why = format!("rows of heights {heights} have more than {MAX_UNDO_ROWS} undo rows");
         return if heights.len() > 1 { Err(DeriveError::TooMuch(why)) } else { Ok(Err(Unknown(why))) };
     };
-    let (folder, catalog) = (folder.clone(), context.catalog.clone());
-    let computed = move || {
-        let (folder, catalog, old, new) = (&*folder, &catalog, &old, &new);
-        Ok(Replaced { folder, catalog, heights, finalized, old, new }.rows(&pasts).map(Some))
-    };
-    context.compute(computed).await
+    let stands = snapshot.checkpoint(folder.service().name).cloned();
+    // Looking for more takes a while, and what it finds has to be of this state.
+    drop(snapshot);
+    let (known, mut around) = (Arc::new((old, new, pasts)), Around::default());
+    loop {
+        let (folding, catalog, known, seen) =
+            (folder.clone(), context.catalog.clone(), known.clone(), around.clone());
+        let computed = move || {
+            let ((old, new, pasts), folder, catalog) = (&*known, &*folding, &catalog);
+            Ok(Replaced { folder, catalog, heights, finalized, old, new, around: &seen }.rows(pasts))
+        };
+        let look = match context.compute(computed).await? {
+            Ok(Corrected::Rows(tables)) => return Ok(Ok(Some(tables))),
+            Ok(Corrected::Look(look)) => look,
+            Err(unknown) => return Ok(Err(unknown)),
+        };
+        match nearest::around(context, folder, stands.as_ref(), heights, look).await? {
+            Some(found) => {
+                around.before.extend(found.before);
+                around.after.extend(found.after);
+            }
+            None => return Ok(Err(Unknown("the events that say it lie too far away".into()))),
+        }
+    }
 }
 
 /// The mapper's new rows of a table, by key.

@@ -1,8 +1,9 @@
 //! What a folder's state is where other events of some heights had been folded: pure functions of rows, undo rows and changes.
 //!
 //! Sums change by what the new events add less what the old ones added. The first and the last writer of a row are known where the row says
-//! that they lie outside of the heights, or the new events have one. Where a row doesn't say what it would be, the answer is [`Unknown`], and
-//! the folder has to begin anew. What it may rely on is the contract of [`Folder::is_correctable`].
+//! that they lie outside of the heights, or the new events have one. Else the caller looks for the nearest events around the heights that
+//! change it ([`Look`]). Where even these don't say what a row would be, the answer is [`Unknown`], and the folder has to begin anew. What it
+//! may rely on is the contract of [`Folder::is_correctable`].
 //!
 //! A row has a past: above finality each undo row says what it was before a block. Each of these is corrected as the row itself, by the
 //! changes below that block.
@@ -31,6 +32,36 @@ impl<E: std::error::Error> From<E> for Unknown {
     fn from(error: E) -> Self {
         Unknown(error.to_string())
     }
+}
+
+/// Rows of which the nearest events around the heights have to be known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Whose last writer lies before the heights.
+    pub before: BTreeSet<Place>,
+    /// Whose first writer lies after them.
+    pub after: BTreeSet<Place>,
+}
+
+impl Look {
+    pub fn is_empty(&self) -> bool {
+        self.before.is_empty() && self.after.is_empty()
+    }
+}
+
+/// What the nearest block before the heights, and the nearest one after them, change of a row; nothing where there is no such block.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Around {
+    pub before: ChangesOf,
+    pub after: ChangesOf,
+}
+
+/// What becomes of state.
+pub(super) enum Corrected {
+    /// The rows that change, by table.
+    Rows(Vec<(&'static str, Vec<CorrectedRow>)>),
+    /// More has to be known.
+    Look(Look),
 }
 
 /// A row with its past, by the moments before which it was so: heights, then `None` for now.
@@ -65,25 +96,29 @@ pub(super) struct Replaced<'a> {
     pub finalized: Height,
     pub old: &'a ChangesOf,
     pub new: &'a ChangesOf,
+    /// What was looked for before.
+    pub around: &'a Around,
 }
 
 /// What follows for other rows from a row's old and new self, by the moments of its past.
 type Settled = Vec<(Option<Height>, Vec<(Place, Change)>)>;
 
 impl Replaced<'_> {
-    /// The rows that change, by table. `pasts` has every place that the old or the new events change, without undo rows below finality.
-    pub fn rows(
-        &self,
-        pasts: &BTreeMap<Place, Past>,
-    ) -> Result<Vec<(&'static str, Vec<CorrectedRow>)>, Unknown> {
+    /// The rows that change. `pasts` has every place that the old or the new events change, without undo rows below finality.
+    pub fn rows(&self, pasts: &BTreeMap<Place, Past>) -> Result<Corrected, Unknown> {
         let mut corrected: BTreeMap<&Place, Past> = BTreeMap::new();
-        let mut settled: BTreeMap<Place, Vec<Settled>> = BTreeMap::new();
+        let mut look = Look::default();
         for (place, past) in pasts {
-            let after = self.past(place, past)?;
-            for (other, of_other) in self.settled(place, past, &after) {
+            corrected.insert(place, self.past(place, past, &mut look)?);
+        }
+        if !look.is_empty() {
+            return Ok(Corrected::Look(look));
+        }
+        let mut settled: BTreeMap<Place, Vec<Settled>> = BTreeMap::new();
+        for (place, after) in &corrected {
+            for (other, of_other) in self.settled(place, &pasts[*place], after) {
                 settled.entry(other).or_default().push(of_other);
             }
-            corrected.insert(place, after);
         }
         for (place, of_place) in &settled {
             let Some(past) = corrected.get_mut(place) else {
@@ -120,21 +155,30 @@ impl Replaced<'_> {
                 None => tables.push((place.0, vec![row])),
             }
         }
-        Ok(tables)
+        Ok(Corrected::Rows(tables))
     }
 
     /// A row and its past, without what follows from other rows.
-    fn past(&self, place: &Place, past: &Past) -> Result<Past, Unknown> {
+    fn past(&self, place: &Place, past: &Past, look: &mut Look) -> Result<Past, Unknown> {
         let mut heights: BTreeSet<Height> = past.undo.iter().map(|(height, _)| *height).collect();
         heights.retain(|height| !self.heights.contains(*height));
         let new = self.new.get(place).into_iter().flatten().map(|(height, _)| *height);
         heights.extend(new.filter(|height| *height >= self.finalized));
-        let undo = heights.into_iter().map(|height| Ok((height, self.row(place, past, Some(height))?)));
-        Ok(Past { undo: undo.collect::<Result<_, Unknown>>()?, now: self.row(place, past, None)? })
+        let mut undo = Vec::with_capacity(heights.len());
+        for height in heights {
+            undo.push((height, self.row(place, past, Some(height), look)?));
+        }
+        Ok(Past { undo, now: self.row(place, past, None, look)? })
     }
 
-    /// A row as it was before a block, or is now.
-    fn row(&self, place: &Place, past: &Past, before: Option<Height>) -> Result<Option<Row>, Unknown> {
+    /// A row as it was before a block, or is now; any where more has to be looked for.
+    fn row(
+        &self,
+        place: &Place,
+        past: &Past,
+        before: Option<Height>,
+        look: &mut Look,
+    ) -> Result<Option<Row>, Unknown> {
         let table = self.catalog.table(place.0)?;
         let below = |changes: &'_ ChangesOf| -> Vec<(Height, Change)> {
             let of_place = changes.get(place).into_iter().flatten();
@@ -146,10 +190,7 @@ impl Replaced<'_> {
             return Ok(stored.cloned());
         }
         let unknown = |what: &str| Err(Unknown(format!("a row of {}: {what}", place.0)));
-        let mut made: Option<Row> = None;
-        for (height, change) in &new {
-            made = Some(change.apply(table, made.as_ref(), *height)?);
-        }
+        let made = folded(table, &new)?;
         let Some(stored) = stored else {
             if !old.is_empty() {
                 return unknown("events of it were folded, and it is not there");
@@ -162,7 +203,9 @@ impl Replaced<'_> {
                 columns.filter(|(at, of)| of.merge == Merge::Last && table.height_column() != Some(*at));
             last.all(|(at, _)| change.0.get(at).is_some_and(Option::is_some))
         };
-        if new.last().is_some_and(|(_, change)| !is_set(change)) {
+        let nearest = self.around.before.get(place);
+        let writers = [new.last(), nearest.and_then(|changes| changes.last())];
+        if writers.into_iter().flatten().any(|(_, change)| !is_set(change)) {
             return unknown("its last change leaves something as it was");
         }
         let height_at = |at: usize| stored.0.get(at).and_then(Value::as_height);
@@ -177,26 +220,41 @@ impl Replaced<'_> {
         }
         let is_within = first.is_some_and(|first| first >= self.heights.start()) && last < self.heights.end();
         // Who wrote last, and first: `None` is whoever wrote what is stored.
-        let last_from = match &made {
+        let last_from = match (&made, nearest) {
             _ if last >= self.heights.end() => None,
-            Some(made) => Some(made),
-            None if is_within => return self.vanished(table, stored, &old),
-            None => return unknown("who changed it last before these heights is not known"),
+            (Some(made), _) => Some(made.clone()),
+            (None, _) if is_within => return self.vanished(table, stored, &old),
+            (None, Some(nearest)) => match folded(table, nearest)? {
+                Some(before) => Some(before),
+                None if first.is_none() => return self.vanished(table, stored, &old),
+                None => return unknown("it was changed before these heights, and no event did it"),
+            },
+            (None, None) => {
+                look.before.insert(place.clone());
+                return Ok(None);
+            }
         };
-        let first_from = match (first, &made) {
-            (Some(first), _) if first < self.heights.start() => None,
-            (Some(first), None) if first >= self.heights.end() => None,
-            (Some(_), Some(made)) => Some(made),
-            (Some(_), None) => return unknown("who changed it first after these heights is not known"),
-            (None, _) => None,
+        let first_from = match (first, &made, self.around.after.get(place)) {
+            (Some(first), ..) if first < self.heights.start() => None,
+            (Some(first), None, _) if first >= self.heights.end() => None,
+            (Some(_), Some(made), _) => Some(made.clone()),
+            (Some(_), None, Some(nearest)) => match folded(table, nearest)? {
+                Some(after) => Some(after),
+                None => return unknown("it was changed after these heights, and no event did it"),
+            },
+            (Some(_), None, None) => {
+                look.after.insert(place.clone());
+                return Ok(None);
+            }
+            (None, ..) => None,
         };
         let mut row = stored.clone();
         for (at, column) in table.def().columns.iter().enumerate() {
             let from = match column.merge {
-                Merge::Last => last_from,
+                Merge::Last => &last_from,
                 Merge::First if first.is_none() => return unknown("who changed it first is not known"),
-                Merge::First => first_from,
-                Merge::Sum | Merge::Keep => None,
+                Merge::First => &first_from,
+                Merge::Sum | Merge::Keep => &None,
             };
             if let Some(from) = from {
                 row.0[at] = from.0[at].clone();
@@ -280,6 +338,15 @@ impl Replaced<'_> {
             of_moments.iter().flat_map(|(_, changes)| changes).map(|(other, _)| other.clone()).collect();
         others.into_iter().map(|other| (other, of_moments.clone())).collect()
     }
+}
+
+/// The row that changes make where there was none.
+fn folded(table: &Table, changes: &[(Height, Change)]) -> Result<Option<Row>, Unknown> {
+    let mut row: Option<Row> = None;
+    for (height, change) in changes {
+        row = Some(change.apply(table, row.as_ref(), *height)?);
+    }
+    Ok(row)
 }
 
 /// Whether what was so until one moment was so at another.

@@ -27,6 +27,7 @@ mod held;
 mod indexes;
 mod looks;
 mod map;
+mod nearest;
 mod options;
 mod orphans;
 mod part;
