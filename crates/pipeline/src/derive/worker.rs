@@ -440,7 +440,7 @@ impl Worker {
                         Ok(_) => return Ok(Left::Lost),
                         Err(error) => return Err(error.into()),
                     }
-                    if held.lease.corrects_state || self.in_order() {
+                    if held.lease.corrects_state || matches!(self.processor, Processor::Folder(_)) {
                         // State went on, or was corrected, meanwhile: a smaller chunk is there before that happens again.
                         next.heights = (next.heights / 2).max(1);
                     }

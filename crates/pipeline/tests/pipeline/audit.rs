@@ -9,7 +9,9 @@ use cairn_core::{ChainId, Fence, Height, HeightRange, IndexKey, StoredBlock, Sys
 use cairn_pipeline::audit::{AuditReport, BlockAuditor, Subject, audit};
 use cairn_store::memory::MemoryStore;
 use cairn_store::suite::blocks::{chain, chain_after};
-use cairn_store::{AppendBatch, RawReader, RawSnapshot, RawWriter, Rollback, StoreError, StoreInfo};
+use cairn_store::{
+    AppendBatch, PurgeProgress, RawReader, RawSnapshot, RawWriter, Rollback, StoreError, StoreInfo,
+};
 
 /// Finds nothing wrong with a block, and knows the terms of each.
 struct Known(BTreeMap<Height, Vec<IndexKey>>);
@@ -87,6 +89,7 @@ impl RawReader for Reorganises {
         if self.snapshots.fetch_add(1, Ordering::Relaxed) == self.reorg_at {
             let common = chain(0, 20, 0)[14].block_ref();
             self.store.rollback(self.fence, Rollback { common, max_depth: 10, decided_at_ms: 0 }).await?;
+            while self.store.purge_step(self.fence, 100).await? != PurgeProgress::Done {}
             let blocks = chain_after(common.id, Height(15), 4, 1);
             self.store.append(self.fence, AppendBatch { blocks, ..AppendBatch::default() }).await?;
         }
