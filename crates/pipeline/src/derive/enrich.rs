@@ -43,9 +43,14 @@ pub(super) async fn prepare(
     }
     let snapshot = context.app.snapshot().await?;
     let applied = snapshot.forks().applied.id;
-    if !asks_again {
-        demand_own_checkpoint(&*snapshot, enricher.service().name, chunk.heights.start())?;
-    }
+    let folded_at = match asks_again {
+        true => None,
+        false => {
+            let from = chunk.heights.start();
+            let corrections = demand_own_checkpoint(&*snapshot, enricher.service().name, from)?;
+            Some(FoldedAt { applied, corrections })
+        }
+    };
     let mut events: Vec<Vec<Row>> = Vec::new();
     for table in enricher.reads() {
         let heights = chunk.heights;
@@ -190,7 +195,6 @@ pub(super) async fn prepare(
     let last_id = chunk.last_id();
     // Rows were read from the app store, and its leases come one after the other: the same demands as a folder's. Below the checkpoint there is no order; what
     // was applied since those rows were read is a reorg that they don't know.
-    let folded_at = (!asks_again).then_some(FoldedAt::applied(applied));
     if asks_again {
         chunk.read.reorg_id = chunk.read.reorg_id.min(applied);
     }

@@ -219,7 +219,7 @@ impl Pair {
         match self.numbers.below(30) {
             0 if is_joined => commit.parent_id = Some(super::raw::id(1, 77)),
             1 => commit.chunk = HeightRange::new(commit.chunk.start().next(), commit.chunk.end()),
-            2 if commit.folded_at.is_some() => commit.folded_at = Some(FoldedAt::applied(0)),
+            2 => commit.folded_at = commit.folded_at.map(|at| FoldedAt { applied: 0, ..at }),
             3 => commit.read.reorg_id = 0,
             4 => commit.read.newer.clear(),
             5 => commit.rows.iter_mut().for_each(|part| {
