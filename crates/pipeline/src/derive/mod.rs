@@ -53,7 +53,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_core::Height;
-use cairn_store::derived::{Catalog, DerivedStore, ErrorLog};
+use cairn_store::derived::{
+    Catalog, DerivedStore, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease,
+};
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -71,6 +73,8 @@ pub use options::{Compute, DeriveOptions, MalformedPolicy};
 
 /// Undo rows deleted by one statement.
 const PRUNE_ROWS: usize = 10_000;
+/// Leases that aren't completed and that are looked at before everything counts as derived.
+const MAX_OPEN_LEASES: usize = 1_000;
 /// How often maintenance comes round, in milliseconds.
 const MAINTAIN_MS: u64 = 10_000;
 /// How often it looks for closed errors that are old.
@@ -319,7 +323,8 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
     Ok(true)
 }
 
-/// Waits until the checkpoint of every service that others may wait for is at the raw tip (or the stop), and every reorg is applied.
+/// Waits until the checkpoint of every service that others may wait for is at the raw tip (or the stop), nothing of it is to be derived again, and every
+/// reorg is applied.
 async fn caught_up(context: &Context, processors: &[Processor]) -> Result<(), DeriveError> {
     let mut listener = context.wake.listen();
     let poll = Duration::from_millis(context.options.poll_ms.max(1));
@@ -352,7 +357,28 @@ async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<boo
         }
         app.checkpoint(processor.service().name).is_some_and(|own| own.paused || own.next >= end)
     };
-    Ok(settled && processors.iter().all(done))
+    if !settled || !processors.iter().all(done) {
+        return Ok(false);
+    }
+    let open = [LeaseStatus::Active, LeaseStatus::Failed].map(|status| LeaseFilter {
+        status: Some(status),
+        limit: MAX_OPEN_LEASES,
+        ..LeaseFilter::default()
+    });
+    for filter in open {
+        let leases = app.leases(&filter).await?;
+        let is_again = |lease: &WorkerLease| {
+            let of = |processor: &Processor| {
+                !matches!(processor, Processor::Enricher(_)) && processor.service().name == lease.service
+            };
+            lease.kind == LeaseKind::Reindex && !lease.is_dead() && processors.iter().any(of)
+        };
+        let is_paused = |lease: &WorkerLease| app.checkpoint(&lease.service).is_some_and(|own| own.paused);
+        if leases.iter().any(|lease| is_again(lease) && !is_paused(lease)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Makes partitions, tells up to which height nothing is undone any more, and deletes undo rows below it, and closed errors that are old.
