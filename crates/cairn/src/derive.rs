@@ -13,7 +13,9 @@ use cairn_explorer::processors::evm::node::ContractNode;
 use cairn_explorer::processors::flow::node::ScriptNode;
 use cairn_pipeline::derive::processor::{Folder, Processor, ServiceInfo};
 use cairn_pipeline::derive::status::{DeriveStatus, Halt};
-use cairn_pipeline::derive::{DeriveError, DeriveOptions, Deriver, MalformedPolicy, in_order_of_upstreams};
+use cairn_pipeline::derive::{
+    DeriveError, DeriveOptions, Deriver, MalformedPolicy, derives_again, in_order_of_upstreams,
+};
 use cairn_store::derived::{
     Catalog, DerivedReader, DerivedStore, ErrorLog, LeaseFilter, TableClass, TableDef,
 };
@@ -330,6 +332,7 @@ impl Work {
         forks.is_settled()
             && forks.applied.id == raw.head().newest_reorg.id
             && waited_for.iter().all(|name| app.checkpoint(name).is_some_and(|own| own.next > tip))
+            && matches!(derives_again(&*app, &waited_for).await, Ok(false))
     }
 
     /// Looks now and then at the store itself: for what only an operator can set going again, which is an error, and whether all is done. What workers say of

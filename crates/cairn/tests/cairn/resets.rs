@@ -263,6 +263,8 @@ fn rows_that_are_derived_again_correct_state(server: Option<&Server>) {
     let strange = format!("SELECT count(*) FROM @address_stats WHERE address = {blob}");
     assert_eq!(archive.number(&strange), 1);
 
+    let corrections = "SELECT corrections FROM @indexing_checkpoints WHERE service_name = 'stats_worker'";
+    let before = archive.number(corrections);
     let told =
         end_of(&mut archive.cairn(&["reindex", "--worker", "accounts_worker", "--from", "14", "--to", "23"]));
     let told = told.well();
@@ -271,9 +273,8 @@ fn rows_that_are_derived_again_correct_state(server: Option<&Server>) {
     archive.pass(&["--to", "40"]);
     assert_eq!(archive.number(&strange), 0);
     assert_eq!(archive.number(rows), whole);
-    let corrections = "SELECT corrections FROM @indexing_checkpoints WHERE service_name = 'stats_worker'";
-    assert!(archive.number(corrections) > 0);
-    assert_eq!(archive.number("SELECT count(*) FROM @rebuilds"), 0);
+    let corrected = archive.number(corrections) - before;
+    assert!((1..100).contains(&corrected), "{corrected} corrections");
     archive.pass(&[]);
     assert!(end_of(&mut archive.cairn(&["repair"])).well().contains("0 not what their events make"));
 

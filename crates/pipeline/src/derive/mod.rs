@@ -54,7 +54,7 @@ use std::time::Duration;
 
 use cairn_core::Height;
 use cairn_store::derived::{
-    Catalog, DerivedStore, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease,
+    Catalog, DerivedSnapshot, DerivedStore, ErrorLog, LeaseFilter, LeaseKind, LeaseStatus, WorkerLease,
 };
 use cairn_store::{RawReader, StoreError};
 use tokio::sync::watch;
@@ -360,25 +360,25 @@ async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<boo
     if !settled || !processors.iter().all(done) {
         return Ok(false);
     }
-    let open = [LeaseStatus::Active, LeaseStatus::Failed].map(|status| LeaseFilter {
-        status: Some(status),
-        limit: MAX_OPEN_LEASES,
-        ..LeaseFilter::default()
-    });
-    for filter in open {
-        let leases = app.leases(&filter).await?;
+    let others = processors.iter().filter(|processor| !matches!(processor, Processor::Enricher(_)));
+    let services: Vec<&str> = others.map(|processor| processor.service().name).collect();
+    Ok(!derives_again(&*app, &services).await?)
+}
+
+/// Whether rows of one of these services are to be derived again, and somebody is to do it: no operator has paused it, and the range isn't dead.
+pub async fn derives_again(app: &dyn DerivedSnapshot, services: &[&str]) -> Result<bool, StoreError> {
+    for status in [LeaseStatus::Active, LeaseStatus::Failed] {
+        let filter = LeaseFilter { status: Some(status), limit: MAX_OPEN_LEASES, ..LeaseFilter::default() };
         let is_again = |lease: &WorkerLease| {
-            let of = |processor: &Processor| {
-                !matches!(processor, Processor::Enricher(_)) && processor.service().name == lease.service
-            };
-            lease.kind == LeaseKind::Reindex && !lease.is_dead() && processors.iter().any(of)
+            let name = lease.service.as_str();
+            let is_paused = app.checkpoint(name).is_some_and(|own| own.paused);
+            lease.kind == LeaseKind::Reindex && services.contains(&name) && !lease.is_dead() && !is_paused
         };
-        let is_paused = |lease: &WorkerLease| app.checkpoint(&lease.service).is_some_and(|own| own.paused);
-        if leases.iter().any(|lease| is_again(lease) && !is_paused(lease)) {
-            return Ok(false);
+        if app.leases(&filter).await?.iter().any(is_again) {
+            return Ok(true);
         }
     }
-    Ok(true)
+    Ok(false)
 }
 
 /// Makes partitions, tells up to which height nothing is undone any more, and deletes undo rows below it, and closed errors that are old.
