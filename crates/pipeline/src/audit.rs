@@ -1,16 +1,17 @@
 //! Checking what is stored: every block against its own hashes and roots, its link to the block before, and its index entries.
 //!
-//! Reads in bounded pieces, one snapshot each, so it runs beside an ingester. A reorg between two pieces looks like damage: what
-//! is wrong above the finalized height is checked once more, each height in one snapshot. Changes nothing.
+//! Reads in bounded pieces, one snapshot each, so it runs beside an ingester. A reorg between two pieces looks like damage: after
+//! one, what is wrong above the finalized height is checked once more, each height in one snapshot. Changes nothing.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cairn_core::{BlockId, Height, HeightRange, IndexKey, Parts, StoredBlock};
 use cairn_store::runs::RunKind;
-use cairn_store::{IndexFingerprint, RawReader, RawSnapshot, StoreError};
+use cairn_store::{HeadRow, IndexFingerprint, RawReader, RawSnapshot, StoreError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
@@ -100,37 +101,47 @@ pub async fn audit(
     max_findings: usize,
     progress: impl FnMut(Height),
 ) -> Result<AuditReport, StoreError> {
-    let finalized = store.head().await?.finalized.map(|block| block.height);
-    audit_above(finalized, store, &auditor, range, max_findings, progress).await
+    let begun = store.head().await?;
+    audit_since(&begun, store, &auditor, range, max_findings, progress).await
 }
 
-/// Drops of the findings above `finalized` those that one snapshot does not show, until `room` are left. Below it no reorg can
-/// have been in between.
+/// Drops of the findings those that one snapshot does not show, until `room` are left, where there was a reorg since the head was `begun`. Below its
+/// finalized height no reorg can have been.
 fn confirmed<'a>(
-    finalized: Option<Height>,
+    begun: &'a HeadRow,
     store: &'a Arc<dyn RawReader>,
     auditor: &'a Arc<dyn BlockAuditor>,
     mut findings: Vec<Finding>,
     room: usize,
 ) -> BoxFuture<'a, Result<Vec<Finding>, StoreError>> {
-    let doubtful: BTreeSet<Height> = findings
-        .extract_if(.., |finding| {
+    async move {
+        if findings.is_empty() || store.head().await?.newest_reorg == begun.newest_reorg {
+            return Ok(findings);
+        }
+        let finalized = begun.finalized.map(|block| block.height);
+        let is_doubtful = |finding: &mut Finding| {
             // Of several heights, one read told, in one snapshot.
             let several = matches!(finding.subject, Subject::Index(heights) if heights.len() > 1);
             Some(finding.height) > finalized && !several
-        })
-        .map(|finding| finding.height)
-        .collect();
-    let everything_is_final = Some(Height(u64::MAX));
-    async move {
-        for height in doubtful {
+        };
+        let doubtful: Vec<Finding> = findings.extract_if(.., is_doubtful).collect();
+        let heights: BTreeSet<Height> = doubtful.iter().map(|finding| finding.height).collect();
+        let is_asked = |found: &Finding| {
+            let same = |was: &Finding| {
+                (was.height, discriminant(&was.subject)) == (found.height, discriminant(&found.subject))
+            };
+            doubtful.iter().any(same)
+        };
+        for height in heights {
             if findings.len() >= room {
                 break;
             }
-            let pinned: Arc<dyn RawReader> = Arc::new(Pinned(store.snapshot().await?));
+            let snapshot = store.snapshot().await?;
+            let head = snapshot.head().clone();
+            let pinned: Arc<dyn RawReader> = Arc::new(Pinned(snapshot));
             let range = HeightRange::one(height);
-            let found = audit_above(everything_is_final, &pinned, auditor, range, usize::MAX, |_| ()).await?;
-            findings.extend(found.findings.into_iter().filter(|finding| finding.height == height));
+            let found = audit_since(&head, &pinned, auditor, range, usize::MAX, |_| ()).await?;
+            findings.extend(found.findings.into_iter().filter(is_asked));
         }
         Ok(findings)
     }
@@ -147,9 +158,9 @@ impl RawReader for Pinned {
     }
 }
 
-/// Checks `range` piece by piece. What is wrong above `finalized` is checked once more in one snapshot.
-async fn audit_above(
-    finalized: Option<Height>,
+/// Checks `range` piece by piece; the head was `begun` before.
+async fn audit_since(
+    begun: &HeadRow,
     store: &Arc<dyn RawReader>,
     auditor: &Arc<dyn BlockAuditor>,
     range: HeightRange,
@@ -204,7 +215,7 @@ async fn audit_above(
             report.transactions += checked.transactions;
             report.relaxed_blocks += checked.relaxed_blocks;
             let room = max_findings - report.findings.len();
-            let found = confirmed(finalized, store, auditor, checked.findings, room).await?;
+            let found = confirmed(begun, store, auditor, checked.findings, room).await?;
             report.findings.extend(found);
             expected.extend(checked.fingerprints);
             if let Some(done) = at.prev() {
@@ -214,7 +225,7 @@ async fn audit_above(
         if report.findings.len() < max_findings {
             let found = compare_index(store, segment, &expected, &unreadable).await?;
             let room = max_findings - report.findings.len();
-            report.findings.extend(confirmed(finalized, store, auditor, found, room).await?);
+            report.findings.extend(confirmed(begun, store, auditor, found, room).await?);
         }
     }
     report.findings.truncate(max_findings);

@@ -16,13 +16,14 @@ use std::sync::Arc;
 
 use cairn_core::{Height, HeightRange, StoredBlock};
 use cairn_store::derived::{
-    CorrectedRow, Correction, DerivedCheckpoint, DerivedSnapshot, Key, RebuildRequest, Row, TableRows,
+    CorrectedRow, Correction, DerivedCheckpoint, DerivedSnapshot, FoldedAt, Key, RebuildRequest, Row,
+    TableRows,
 };
 
 use super::context::Context;
-use super::corrected::{Around, ChangesOf, Corrected, Past, Place, Replaced, Unknown};
+use super::corrected::{Around, ChangesOf, Corrected, Look, Past, Place, Replaced, Unknown};
 use super::error::DeriveError;
-use super::nearest;
+use super::nearest::Search;
 use super::processor::Folder;
 use super::read::{RawChunk, not_yet, undone_never};
 use super::state::ChunkInput;
@@ -69,63 +70,100 @@ async fn correction(
     again: &Again<'_>,
 ) -> Result<Option<(Correction, Height)>, DeriveError> {
     let name = folder.service().name;
-    let snapshot = context.app.snapshot().await?;
-    let (forks, head) = (snapshot.forks(), context.raw.head().await?);
-    let newest = [again.chunk.read.reorg_id, head.newest_reorg.id];
-    if !forks.is_settled() || newest.iter().any(|newest| *newest != forks.applied.id) {
-        // What finality leaves of the undo rows isn't known while reorgs are to be applied.
-        return Err(not_yet(format!("the state of {name} while reorgs are applied")));
-    }
-    let finalized = undone_never(&head, forks);
-    let stands = snapshot.checkpoint(name).cloned();
-    let next = stands.as_ref().map_or(Height::ZERO, |stands| stands.next);
     let heights = again.chunk.heights;
-    let folded = HeightRange::new(heights.start(), next.clamp(heights.start(), heights.end()));
-    let found = match folded.is_empty() {
-        true => Ok(None),
-        false => rows(context, folder, again, snapshot, folded, finalized).await?,
-    };
-    // Nothing is folded otherwise. Of several upstreams another may be at the same heights, and has to know of the new rows; so has whoever folds them.
-    let is_nothing = folder.service().upstreams.len() == 1 && folded == heights;
-    let tables = match found {
-        Ok(None) if is_nothing => return Ok(None),
-        Ok(tables) => tables.unwrap_or_default(),
-        Err(Unknown(why)) => {
-            tracing::warn!(
-                service = name,
-                heights = %folded,
-                %why,
-                "its state can't be corrected where rows are derived again: it begins anew"
-            );
-            begin_anew(context, name, stands).await?;
-            return Err(not_yet(format!("{heights} of {}, since {name} begins anew", again.service)));
+    let mut around = Around::default();
+    let mut looked: Option<FoldedAt> = None;
+    loop {
+        let snapshot = context.app.snapshot().await?;
+        let (forks, head) = (*snapshot.forks(), context.raw.head().await?);
+        let newest = [again.chunk.read.reorg_id, head.newest_reorg.id];
+        if !forks.is_settled() || newest.iter().any(|newest| *newest != forks.applied.id) {
+            // What finality leaves of the undo rows isn't known while reorgs are to be applied.
+            return Err(not_yet(format!("the state of {name} while reorgs are applied")));
         }
-    };
-    Ok(Some((Correction { service: name.into(), stands, tables }, finalized)))
+        let finalized = undone_never(&head, &forks);
+        let stands = snapshot.checkpoint(name).cloned();
+        let next = stands.as_ref().map_or(Height::ZERO, |stands| stands.next);
+        let corrections = stands.as_ref().map_or(0, |stands| stands.corrections);
+        let at = FoldedAt { applied: forks.applied.id, corrections };
+        if looked.is_some_and(|looked| looked != at) {
+            return Err(not_yet(format!("the state of {name}, which was corrected or forked meanwhile")));
+        }
+        let folded = HeightRange::new(heights.start(), next.clamp(heights.start(), heights.end()));
+        let found = match folded.is_empty() {
+            true => Found::Nothing,
+            false => find(context, folder, again, &*snapshot, folded, finalized, around.clone()).await?,
+        };
+        drop(snapshot);
+        // Nothing is folded otherwise. Of several upstreams another may be at the same heights, and has to know of the new rows; so has whoever folds them.
+        let is_nothing = folder.service().upstreams.len() == 1 && folded == heights;
+        let tables = match found {
+            Found::Nothing if is_nothing => return Ok(None),
+            Found::Nothing => Vec::new(),
+            Found::Rows(tables) => tables,
+            Found::Look(look) => {
+                looked = Some(at);
+                let search = Search { context, folder, at, next };
+                match search.around(folded, look).await? {
+                    Some(found) => {
+                        around.before.extend(found.before);
+                        around.after.extend(found.after);
+                        continue;
+                    }
+                    None => {
+                        let why = "the events that say it lie too far away, or can't be read";
+                        return Err(begin_anew(context, name, stands, folded, why).await?);
+                    }
+                }
+            }
+            Found::Unknown(why) => return Err(begin_anew(context, name, stands, folded, &why).await?),
+        };
+        return Ok(Some((Correction { service: name.into(), stands, tables }, finalized)));
+    }
 }
 
-/// Lets a folder begin anew that stands here; one that went on meanwhile may be another's already.
+/// Lets a folder begin anew that stands here; one that went on meanwhile may be another's already. The error that the chunk waits with.
 async fn begin_anew(
     context: &Context,
     name: &'static str,
     stands: Option<DerivedCheckpoint>,
-) -> Result<(), DeriveError> {
+    heights: HeightRange,
+    why: &str,
+) -> Result<DeriveError, DeriveError> {
     if context.app.snapshot().await?.checkpoint(name) == stands.as_ref() {
+        tracing::warn!(
+            service = name,
+            %heights,
+            why,
+            "its state can't be corrected where rows are derived again: it begins anew"
+        );
         let request = RebuildRequest { again: Vec::new(), anew: vec![name.into()] };
         context.app.begin_rebuild(&request).await?;
     }
-    Ok(())
+    Ok(not_yet(format!("rows of {heights}, since {name} begins anew")))
 }
 
-/// What the new rows of some heights make of the state; `None`: nothing else than the old ones.
-async fn rows(
+/// What new rows change in the state.
+enum Found {
+    /// Nothing is folded otherwise.
+    Nothing,
+    Rows(Tables),
+    /// More events have to be known.
+    Look(Look),
+    /// The rows don't say it: why.
+    Unknown(String),
+}
+
+/// What the new rows of some heights make of the state.
+async fn find(
     context: &Context,
     folder: &Arc<dyn Folder>,
     again: &Again<'_>,
-    snapshot: Arc<dyn DerivedSnapshot>,
+    snapshot: &dyn DerivedSnapshot,
     heights: HeightRange,
     finalized: Height,
-) -> Result<Result<Option<Tables>, Unknown>, DeriveError> {
+    around: Around,
+) -> Result<Found, DeriveError> {
     let (mut old, mut new): (Vec<Vec<Row>>, Vec<Vec<Row>>) = (Vec::new(), Vec::new());
     for table in folder.reads() {
         // The chunk's blocks are bounded, and so is what was made of them.
@@ -150,40 +188,26 @@ async fn rows(
     let (old, new): (ChangesOf, ChangesOf) = match context.compute(folded).await? {
         (Ok(old), new) => (old, new),
         // Old ones that can't say nothing of the state that was.
-        (Err(error), _) => return Ok(Err(Unknown(error.to_string()))),
+        (Err(error), _) => return Ok(Found::Unknown(error.to_string())),
     };
     if old == new {
-        return Ok(Ok(None));
+        return Ok(Found::Nothing);
     }
     let places: BTreeSet<Place> = old.keys().chain(new.keys()).cloned().collect();
-    let Some(pasts) = pasts(&*snapshot, places, finalized).await? else {
+    let Some(pasts) = pasts(snapshot, places, finalized).await? else {
         let why = format!("rows of heights {heights} have more than {MAX_UNDO_ROWS} undo rows");
-        return if heights.len() > 1 { Err(DeriveError::TooMuch(why)) } else { Ok(Err(Unknown(why))) };
+        return if heights.len() > 1 { Err(DeriveError::TooMuch(why)) } else { Ok(Found::Unknown(why)) };
     };
-    let stands = snapshot.checkpoint(folder.service().name).cloned();
-    // Looking for more takes a while, and what it finds has to be of this state.
-    drop(snapshot);
-    let (known, mut around) = (Arc::new((old, new, pasts)), Around::default());
-    loop {
-        let (folding, catalog, known, seen) =
-            (folder.clone(), context.catalog.clone(), known.clone(), around.clone());
-        let computed = move || {
-            let ((old, new, pasts), folder, catalog) = (&*known, &*folding, &catalog);
-            Ok(Replaced { folder, catalog, heights, finalized, old, new, around: &seen }.rows(pasts))
-        };
-        let look = match context.compute(computed).await? {
-            Ok(Corrected::Rows(tables)) => return Ok(Ok(Some(tables))),
-            Ok(Corrected::Look(look)) => look,
-            Err(unknown) => return Ok(Err(unknown)),
-        };
-        match nearest::around(context, folder, stands.as_ref(), heights, look).await? {
-            Some(found) => {
-                around.before.extend(found.before);
-                around.after.extend(found.after);
-            }
-            None => return Ok(Err(Unknown("the events that say it lie too far away".into()))),
-        }
-    }
+    let (folder, catalog) = (folder.clone(), context.catalog.clone());
+    let computed = move || {
+        let (folder, catalog, old, new, around) = (&*folder, &catalog, &old, &new, &around);
+        Ok(Replaced { folder, catalog, heights, finalized, old, new, around }.rows(&pasts))
+    };
+    Ok(match context.compute(computed).await? {
+        Ok(Corrected::Rows(tables)) => Found::Rows(tables),
+        Ok(Corrected::Look(look)) => Found::Look(look),
+        Err(Unknown(why)) => Found::Unknown(why),
+    })
 }
 
 /// The mapper's new rows of a table, by key.

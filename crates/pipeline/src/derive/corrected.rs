@@ -213,9 +213,14 @@ impl Replaced<'_> {
             return unknown("without a height");
         };
         let first = table.column(FIRST_HEIGHT).ok().and_then(height_at);
-        let is_of_old =
-            self.heights.contains(last) || first.is_some_and(|first| self.heights.contains(first));
-        if old.is_empty() == is_of_old && (is_of_old || last < self.heights.start()) {
+        let fits = |of_row: Height, of_old: Option<Height>| match self.heights.contains(of_row) {
+            true => of_old == Some(of_row),
+            false => true,
+        };
+        let (lowest, highest) = (old.first().map(|(at, _)| *at), old.last().map(|(at, _)| *at));
+        let is_below = first.zip(lowest).is_none_or(|(first, lowest)| first <= lowest);
+        let is_above = highest.is_none_or(|highest| last >= highest);
+        if !fits(last, highest) || first.is_some_and(|first| !fits(first, lowest)) || !is_below || !is_above {
             return unknown("it was not folded from the events that are stored");
         }
         let is_within = first.is_some_and(|first| first >= self.heights.start()) && last < self.heights.end();

@@ -73,8 +73,8 @@ pub use options::{Compute, DeriveOptions, MalformedPolicy};
 
 /// Undo rows deleted by one statement.
 const PRUNE_ROWS: usize = 10_000;
-/// Leases that aren't completed and that are looked at before everything counts as derived.
-const MAX_OPEN_LEASES: usize = 1_000;
+/// Leases that aren't completed and that are read at once.
+const OPEN_LEASES_AT_ONCE: usize = 1_000;
 /// How often maintenance comes round, in milliseconds.
 const MAINTAIN_MS: u64 = 10_000;
 /// How often it looks for closed errors that are old.
@@ -365,17 +365,25 @@ async fn is_caught_up(context: &Context, processors: &[Processor]) -> Result<boo
     Ok(!derives_again(&*app, &services).await?)
 }
 
-/// Whether rows of one of these services are to be derived again, and somebody is to do it: no operator has paused it, and the range isn't dead.
+/// Whether rows of one of these services are to be derived again, and somebody is to do it now: no operator has paused it, the range isn't dead, and the
+/// service has come to it.
 pub async fn derives_again(app: &dyn DerivedSnapshot, services: &[&str]) -> Result<bool, StoreError> {
-    for status in [LeaseStatus::Active, LeaseStatus::Failed] {
-        let filter = LeaseFilter { status: Some(status), limit: MAX_OPEN_LEASES, ..LeaseFilter::default() };
-        let is_again = |lease: &WorkerLease| {
-            let name = lease.service.as_str();
-            let is_paused = app.checkpoint(name).is_some_and(|own| own.paused);
-            lease.kind == LeaseKind::Reindex && services.contains(&name) && !lease.is_dead() && !is_paused
-        };
-        if app.leases(&filter).await?.iter().any(is_again) {
-            return Ok(true);
+    for name in services {
+        let Some(own) = app.checkpoint(name).filter(|own| !own.paused) else { continue };
+        for status in [LeaseStatus::Active, LeaseStatus::Failed] {
+            let (service, limit) = (Some((*name).to_owned()), OPEN_LEASES_AT_ONCE);
+            let mut filter = LeaseFilter { service, status: Some(status), limit, ..LeaseFilter::default() };
+            loop {
+                let leases = app.leases(&filter).await?;
+                let is_again = |lease: &WorkerLease| {
+                    lease.kind == LeaseKind::Reindex && !lease.is_dead() && lease.done_to < own.next
+                };
+                if leases.iter().any(is_again) {
+                    return Ok(true);
+                }
+                let Some(last) = leases.last().filter(|_| leases.len() == limit) else { break };
+                filter.after_id = last.id;
+            }
         }
     }
     Ok(false)
