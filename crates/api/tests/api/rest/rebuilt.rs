@@ -46,12 +46,14 @@ async fn fold_to(world: &World, worker: &str, to: u64) {
     let snapshot = world.store.snapshot().await.expect("reads");
     let last = snapshot.linked_ref(Height(to)).await.expect("reads").expect("a block");
     let first = snapshot.linked_ref(Height(0)).await.expect("reads").expect("a block");
+    let app = world.app.snapshot().await.expect("reads");
+    let corrections = app.checkpoint(worker).expect("a checkpoint").corrections;
     let commit = ChunkCommit {
         chunk: HeightRange::new(Height(0), Height(to + 1)),
         parent_id: Some(first.parent_id),
         last_id: Some(last.block.id),
         read: ReadMark { reorg_id: 0, known_to: 0, newer: Vec::new() },
-        folded_at: Some(FoldedAt::applied(0)),
+        folded_at: Some(FoldedAt { applied: 0, corrections }),
         rows: Vec::new(),
         states: Vec::new(),
         replaces: Vec::new(),
