@@ -1,10 +1,15 @@
 //! Every limit of the API, with its unit in its name and a default that suits one machine.
 //!
-//! Memory, worst case: `max_heavy_requests` × (`max_response_bytes` + one decoded block and two chunks of 4 MiB) while answers are
-//! made; `responses_in_flight_bytes` and `small_responses_in_flight_bytes` while they wait for their readers; `bodies_in_flight_bytes`, and for each connection 64 KiB or a
-//! WebSocket message, while requests are read; `feed_payload_bytes`, and 32 messages a connection, for subscriptions; `filters_bytes` for
-//! filters; 3 MiB for a connection that speaks HTTP/2. Nothing clamps silently:
-//! what goes over a limit is an error that names it.
+//! Memory, worst case, is the sum of these:
+//!
+//! * Answers that are computed: `max_heavy_requests` × (`max_response_bytes` + one decoded block and two chunks of 4 MiB).
+//! * Answers that wait for their readers: `responses_in_flight_bytes` and `small_responses_in_flight_bytes`.
+//! * Requests that are read: `bodies_in_flight_bytes`, and 64 KiB or a WebSocket message for each connection.
+//! * Subscriptions: `feed_payload_bytes`, and 32 messages for each connection.
+//! * Filters: `filters_bytes`.
+//! * HTTP/2: 3 MiB for each connection.
+//!
+//! Nothing clamps silently: an error names the limit.
 
 use serde::{Deserialize, Serialize};
 

@@ -19,7 +19,7 @@ use crate::ledger::{ContractId, Ledger};
 /// | `FTDisplay` | a token's address and name | its name, symbol and supply |
 /// | `TotalSupply` alone | a token's address and name | `UFix64?` |
 /// | `NFTCollectionDisplay` | a collection's address and name | its name |
-/// | `EVM.dryCall` | an EVM contract's address and the input, in hex | whether it was successful, and what it returned, in hex |
+/// | `EVM.dryCall` | an EVM contract's address and the input, in hex | whether it succeeded; its result in hex |
 /// | `addressFromString` alone | an EVM contract's address, in hex | its code, in hex |
 ///
 /// Those of `borrowNFT` and of what has `Display` in its name answer with a dictionary, without what there is not.

@@ -193,9 +193,10 @@ pub fn linked_ref(header: &BlockHeader) -> Result<cairn_core::LinkedRef, FlowErr
 
 /// Puts a sealed block together and checks it.
 ///
-/// Each transaction has a result that names it, this block and its height; ids are computed and compared; events are those of their
-/// transaction, sorted by index, without a gap but for those that service events leave (F05, flow-go #3393); each guaranteed collection's id is that of the transactions that came of it, in the guarantees' order; the
-/// execution result has a chunk for each of them and for the system, of as many transactions where it counts them. What is in the events, and whether a transaction's last ones are there, is the node's word
+/// Each transaction has a result that names it, this block and its height. Ids are computed and compared. Events belong to their
+/// transaction and are sorted by index. Only service events may leave gaps (F05, flow-go #3393).
+/// Each guaranteed collection's id is computed from its transactions, in the order of the guarantees. The execution result has a chunk for
+/// each collection and one for the system. Their numbers of transactions are compared where it has them. What is in the events, and whether a transaction's last ones are there, is the node's word
 /// ([`Checks::EVENTS`]). A missing result is an error, never an empty one; system transactions that no result names are left
 /// out ([`crate::pair`]). Nodes that don't name block or transaction in a result (old ones) are taken at the order's word.
 pub fn assemble(parts: &BlockParts) -> Result<RawBlock, FlowError> {

@@ -1,5 +1,5 @@
-//! What EVM transactions log of tokens and collections, read here on its own from the ledger's logs by the words of ERC-20, ERC-721 and ERC-1155; and the
-//! rows that come of it in the tables that both sides of Flow share.
+//! Tokens and collections in the logs of EVM transactions: the expected rows of the tables that both sides of Flow share.
+//! This reader follows ERC-20, ERC-721 and ERC-1155, and shares no code with the workers.
 //!
 //! Everything stands under the Flow transaction that ran the EVM one, at the place of its event; movements are counted through that event.
 

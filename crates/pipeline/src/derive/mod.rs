@@ -323,8 +323,8 @@ async fn begin(context: &Context, processors: &[Processor]) -> Result<bool, Deri
     Ok(true)
 }
 
-/// Waits until the checkpoint of every service that others may wait for is at the raw tip (or the stop), nothing of it is to be derived again, and every
-/// reorg is applied.
+/// Waits until everything is derived. Every checkpoint but an enricher's is at the raw tip, or at the stop. No range is to be derived again, and every reorg
+/// is applied.
 async fn caught_up(context: &Context, processors: &[Processor]) -> Result<(), DeriveError> {
     let mut listener = context.wake.listen();
     let poll = Duration::from_millis(context.options.poll_ms.max(1));

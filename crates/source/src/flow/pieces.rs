@@ -1,8 +1,8 @@
 //! A block's transactions and results one by one, where a bulk call is refused.
 //!
 //! A block's collections say which transactions are users', and in which order. Results by index come without names on real nodes (flow-go sends 32 zero
-//! bytes as ids of transaction and collection): they are given those of the collections. A result by id has to say that it is of this block, since an id may
-//! stand in several; else it is asked for in ways that ask for this block's (`of_this_block`). System transactions follow, each by its id, since their places in
+//! bytes as ids of transaction and collection): they are given those of the collections. A result by id has to name this block, since an id may
+//! stand in several. Else cairn asks by the block (`of_this_block`). System transactions follow, each by its id, since their places in
 //! answers to the two bulk calls needn't be the same; the last of them, which closes the block, by calls of its own, where the node has those.
 
 use bytes::Bytes;
